@@ -1,0 +1,208 @@
+"""The backend: export, session and engine put together."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import torch
+from aitune_core.backend import Attempt, Backend
+from aitune_core.errors import (
+    BuildError,
+    CheckpointError,
+    CheckpointFormatError,
+    ConfigError,
+    ValidationError,
+)
+
+from aitune_backend_onnxruntime.config import ONNXExecutionProvider, ONNXRuntimeBackendConfig
+from aitune_backend_onnxruntime.dtypes import check_dtypes
+from aitune_backend_onnxruntime.engine import ExportedModel, ONNXRuntimeEngine, open_engine
+from aitune_backend_onnxruntime.errors import BACKEND_NAME, OnnxExportError
+from aitune_backend_onnxruntime.export import ExportPlan, export, export_plans
+from aitune_backend_onnxruntime.model_file import (
+    ModelFileError,
+    facts_of,
+    read_model,
+    trusted_path,
+)
+from aitune_backend_onnxruntime.providers import check_provider, resolve_provider
+from aitune_backend_onnxruntime.samples import export_inputs
+from aitune_backend_onnxruntime.session import check_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aitune_core.backend import ArtifactReader, BuildRequest, Engine
+    from aitune_core.config import BackendConfig
+    from aitune_core.specs import GraphSpec
+    from torch import Tensor
+
+__all__ = ["ONNXRuntimeBackend"]
+
+_STORED: Final = frozenset({"model", "exporter", "opset", "provider", "options"})
+
+
+class ONNXRuntimeBackend(Backend):
+    """Builds engines by ONNX export and runs them with ONNX Runtime.
+
+    Args:
+        config: An `ONNXRuntimeBackendConfig`; None means all defaults.
+
+    Raises:
+        ConfigError: The configuration is of another class.
+    """
+
+    name: ClassVar[str] = BACKEND_NAME
+    config_class: ClassVar[type[BackendConfig]] = ONNXRuntimeBackendConfig
+    config: ONNXRuntimeBackendConfig
+
+    def check_available(self, device: torch.device) -> None:
+        """Check that the execution provider runs on ``device`` and that its libraries load.
+
+        Raises:
+            ProviderUnavailableError: It does not; names what is missing and how to get it.
+        """
+        check_provider(resolve_provider(self.config.execution_provider, device))
+
+    def build(self, request: BuildRequest) -> Engine:
+        """Export the request's module and make a session for it.
+
+        Ways to export are tried until one gives an engine that passes ``request.check``.
+
+        Raises:
+            ProviderUnavailableError: The execution provider cannot be used here.
+            UnsupportedDtypeError: A tensor has an element type that ONNX Runtime cannot take.
+            OnnxExportError: No exporter could export the module.
+            BuildError: No way to build gave a correct engine; lists what was tried.
+        """
+        self.check_available(request.device)
+        check_dtypes((*request.graph.inputs, *request.graph.outputs))
+        on_device = (
+            torch.cuda.device(request.device) if request.device.type == "cuda" else nullcontext()
+        )
+        with on_device:
+            return self._build(request)
+
+    def _build(self, request: BuildRequest) -> Engine:
+        inputs = export_inputs(request)
+        failures: list[tuple[ExportPlan, BuildError | ValidationError]] = []
+        for plan in export_plans(self.config, request.graph):
+            try:
+                engine = self._attempt(plan, request, inputs)
+            except (BuildError, ValidationError) as error:
+                _drop_locals(error)
+                failures.append((plan, error))
+                request.record_attempt(Attempt(plan.step, succeeded=False, detail=str(error)))
+            else:
+                request.record_attempt(Attempt(plan.step, succeeded=True, detail=plan.note))
+                return engine
+        raise _summary(failures, request.graph)
+
+    def _attempt(
+        self, plan: ExportPlan, request: BuildRequest, inputs: tuple[Tensor, ...]
+    ) -> ONNXRuntimeEngine:
+        path = export(plan, request, inputs)
+        facts = facts_of(read_model(path))
+        check_model(facts, request.graph)
+        provider = resolve_provider(self.config.execution_provider, request.device)
+        cache_dir = None
+        if provider is ONNXExecutionProvider.TENSORRT:
+            cache_dir = request.work_dir / "tensorrt"
+            cache_dir.mkdir(exist_ok=True)
+        model = ExportedModel(
+            path=path, facts=facts, exporter=plan.exporter, options=self.config.to_options()
+        )
+        engine = open_engine(
+            request.graph, request.device, model=model, provider=provider, cache_dir=cache_dir
+        )
+        try:
+            request.check(engine)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def load(self, artifacts: ArtifactReader, graph: GraphSpec, device: torch.device) -> Engine:
+        """Restore an engine from its ONNX model.
+
+        The device decides the provider: CPU on the CPU; on CUDA the configured one, else the one
+        that the engine was stored with, else CUDA. TensorRT builds its engine anew: a stored one
+        would be native code of foreign origin.
+
+        Raises:
+            ProviderUnavailableError: The provider cannot be used here.
+            CheckpointError: The stored data cannot be used, or must not be trusted.
+        """
+        path, exporter, stored, options = _stored(artifacts)
+        provider = self._provider_on(device, stored)
+        check_provider(provider)
+        files = {name: artifacts.path(name) for name in artifacts.files}
+        try:
+            facts = trusted_path(path, files)
+            check_model(facts, graph)
+        except (ModelFileError, OnnxExportError) as error:
+            msg = f"the stored ONNX model cannot be used: {error}"
+            raise CheckpointError(msg, path=str(path)) from error
+        model = ExportedModel(path=path, facts=facts, exporter=exporter, options=options)
+        return open_engine(graph, device, model=model, provider=provider, cache_dir=None)
+
+    def _provider_on(
+        self, device: torch.device, stored: ONNXExecutionProvider
+    ) -> ONNXExecutionProvider:
+        for wanted in (self.config.execution_provider, stored):
+            if wanted is not None and wanted.device_type == device.type:
+                return wanted
+        return resolve_provider(None, device)
+
+
+def _drop_locals(error: BaseException | None) -> None:
+    """Free what the frames of an error still hold: copies of a model are large."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _stored(
+    artifacts: ArtifactReader,
+) -> tuple[Path, str, ONNXExecutionProvider, dict[str, object]]:
+    """Take the stored data apart; anything unknown is refused."""
+    data = dict(artifacts.data)
+    if set(data) != _STORED:
+        msg = f"the stored data has entries {sorted(data)}, expected {sorted(_STORED)}"
+        raise CheckpointFormatError(msg, expected=sorted(_STORED), got=sorted(data))
+    model, exporter, options = data["model"], data["exporter"], data["options"]
+    try:
+        if not isinstance(model, str) or not isinstance(options, dict):
+            msg = f"the stored model name or options have a wrong type: {model!r}, {options!r}"
+            raise CheckpointFormatError(msg, expected="str and dict", got=(model, options))
+        checked = ONNXRuntimeBackendConfig.from_options(options)
+        provider = ONNXRuntimeBackendConfig(execution_provider=data["provider"]).execution_provider
+    except ConfigError as error:
+        msg = f"the stored options cannot be used: {error}"
+        raise CheckpointFormatError(msg, expected=error.allowed, got=error.value) from error
+    if provider is None or exporter not in {"dynamo", "tracer"}:
+        msg = f"the stored provider or exporter is unknown: {data['provider']!r}, {exporter!r}"
+        raise CheckpointFormatError(msg, got=(data["provider"], exporter))
+    return artifacts.path(model), exporter, provider, checked.to_options()
+
+
+def _summary(
+    failures: list[tuple[ExportPlan, BuildError | ValidationError]], graph: GraphSpec
+) -> BuildError:
+    """Return one error for all attempts, caused by the most telling one."""
+    checks = [error for _, error in failures if isinstance(error, ValidationError)]
+    builds = [error for _, error in failures if not isinstance(error, OnnxExportError)]
+    cause = (*checks, *builds, *(error for _, error in failures))[0]
+    listed = "\n".join(
+        f"  {number}. {plan.step}: {error}" for number, (plan, error) in enumerate(failures, 1)
+    )
+    msg = f"graph {graph.name!r} could not be built in any of {len(failures)} ways:\n{listed}"
+    if isinstance(cause, OnnxExportError):
+        summary: BuildError = OnnxExportError(msg, exporter=cause.exporter, hint=cause.hint)
+    else:
+        step = "check" if isinstance(cause, ValidationError) else cause.step
+        summary = BuildError(msg, backend_name=BACKEND_NAME, step=step)
+    summary.__cause__ = cause
+    return summary

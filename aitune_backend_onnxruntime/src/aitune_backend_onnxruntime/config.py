@@ -1,0 +1,120 @@
+"""Configuration of the ONNX Runtime backend."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Final
+
+import attrs
+from aitune_core.config import BackendConfig
+from aitune_core.errors import ConfigError
+
+__all__ = [
+    "DYNAMO_OPSETS",
+    "TRACER_OPSETS",
+    "ONNXExecutionProvider",
+    "ONNXRuntimeBackendConfig",
+]
+
+#: Opsets of the dynamo exporter: it writes none below 18, ONNX Runtime 1.31 reads none above 26.
+DYNAMO_OPSETS: Final = range(18, 27)
+#: Opsets of the tracer (``torch.onnx.export(dynamo=False)``).
+TRACER_OPSETS: Final = range(9, 21)
+
+
+class ONNXExecutionProvider(enum.StrEnum):
+    """What executes the graph."""
+
+    CUDA = "cuda"
+    TENSORRT = "tensorrt"
+    CPU = "cpu"
+
+    @property
+    def ort_name(self) -> str:
+        """ONNX Runtime's name, such as ``"CUDAExecutionProvider"``."""
+        return _ORT_NAMES[self.value]
+
+    @property
+    def device_type(self) -> str:
+        """Kind of device that it runs on: ``"cpu"`` or ``"cuda"``."""
+        return "cpu" if self is ONNXExecutionProvider.CPU else "cuda"
+
+
+_ORT_NAMES: Final = {
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "cpu": "CPUExecutionProvider",
+}
+
+
+def _provider(value: object) -> ONNXExecutionProvider | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        for provider in ONNXExecutionProvider:
+            if value.lower() in {provider.value, provider.ort_name.lower()}:
+                return provider
+    allowed = tuple(provider.value for provider in ONNXExecutionProvider)
+    msg = f"execution_provider must be one of {', '.join(allowed)} or None, got {value!r}"
+    raise ConfigError(msg, field="execution_provider", value=value, allowed=allowed)
+
+
+def _check_bool(_config: object, attribute: attrs.Attribute[bool], value: object) -> None:
+    if not isinstance(value, bool):
+        msg = f"{attribute.name} must be True or False, got {value!r}"
+        raise ConfigError(msg, field=attribute.name, value=value, allowed=(True, False))
+
+
+def _check_opset(
+    config: ONNXRuntimeBackendConfig, _attribute: attrs.Attribute[int | None], value: object
+) -> None:
+    exporter, opsets = (
+        ("dynamo exporter", DYNAMO_OPSETS) if config.use_dynamo else ("tracer", TRACER_OPSETS)
+    )
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if value is None or (is_integer and value in opsets):
+        return
+    allowed = f"an integer from {opsets[0]} to {opsets[-1]}, or None"
+    msg = f"opset_version must be {allowed} with the {exporter}, got {value!r}"
+    raise ConfigError(msg, field="opset_version", value=value, allowed=allowed)
+
+
+@attrs.frozen(kw_only=True, init=False)
+class ONNXRuntimeBackendConfig(BackendConfig):
+    """Settings of `ONNXRuntimeBackend`.
+
+    Args:
+        use_dynamo: Export with ``torch.export``; the tracer is then only a last resort. False
+            uses the tracer alone.
+        execution_provider: What executes the graph; None means CUDA on a CUDA device and CPU on
+            the CPU. Accepts the enum, its value, or ONNX Runtime's name, in any case.
+        opset_version: ONNX opset to export; None means the best known for the exporter.
+
+    Raises:
+        ConfigError: A name is unknown or a value cannot be used.
+    """
+
+    use_dynamo: bool = attrs.field(default=True, validator=_check_bool)
+    execution_provider: ONNXExecutionProvider | None = attrs.field(
+        default=None, converter=_provider
+    )
+    opset_version: int | None = attrs.field(default=None, validator=_check_opset)
+
+    def __init__(
+        self,
+        *,
+        use_dynamo: bool = True,
+        execution_provider: ONNXExecutionProvider | str | None = None,
+        opset_version: int | None = None,
+        **unknown: Any,  # noqa: ANN401 - only named in the error
+    ) -> None:
+        for name, value in unknown.items():
+            allowed = tuple(attribute.name for attribute in attrs.fields(type(self)))
+            msg = f"{type(self).__name__} has no option {name!r}; its options are: "
+            msg += ", ".join(allowed)
+            raise ConfigError(msg, field=name, value=value, allowed=allowed)
+        self.__attrs_init__(
+            use_dynamo=use_dynamo,
+            execution_provider=execution_provider,
+            opset_version=opset_version,
+        )

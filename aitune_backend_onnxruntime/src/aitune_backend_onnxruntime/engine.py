@@ -1,0 +1,170 @@
+"""The engine: a session with its files, behind the core's interface."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from aitune_core.backend import Engine
+
+from aitune_backend_onnxruntime.binding import CpuRunner, Runner
+from aitune_backend_onnxruntime.cuda_binding import CudaRunner
+from aitune_backend_onnxruntime.errors import BACKEND_NAME
+from aitune_backend_onnxruntime.providers import (
+    cuda_options,
+    matmul_tf32_allowed,
+    provider_list,
+    tensorrt_options,
+)
+from aitune_backend_onnxruntime.session import check_placement, open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from aitune_core.backend import ArtifactWriter
+    from aitune_core.specs import GraphSpec
+    from torch import Tensor
+
+    from aitune_backend_onnxruntime.config import ONNXExecutionProvider
+    from aitune_backend_onnxruntime.model_file import ModelFacts
+
+__all__ = ["ExportedModel", "ONNXRuntimeEngine", "open_engine"]
+
+
+@attrs.frozen(kw_only=True)
+class ExportedModel:
+    """A model on disk, and where it came from.
+
+    Attributes:
+        path: The model file; files with its weights lie next to it.
+        facts: What it says about itself.
+        exporter: ``"dynamo"`` or ``"tracer"``.
+        options: Options of the configuration that it was built with.
+    """
+
+    path: Path
+    facts: ModelFacts
+    exporter: str
+    options: Mapping[str, Any]
+
+
+class ONNXRuntimeEngine(Engine):
+    """An ONNX Runtime session for one graph.
+
+    Args:
+        graph: The graph that the engine was built for.
+        device: Where it runs.
+        model: The model that the session was made from; its files must outlive the engine.
+        provider: What executes it.
+        runner: The session, ready to run.
+        placement: Number of nodes per ONNX Runtime provider name.
+    """
+
+    def __init__(
+        self,
+        graph: GraphSpec,
+        device: torch.device,
+        *,
+        model: ExportedModel,
+        provider: ONNXExecutionProvider,
+        runner: Runner,
+        placement: Mapping[str, int],
+    ) -> None:
+        super().__init__(graph, device, BACKEND_NAME)
+        self.model = model
+        self.provider = provider
+        self.placement = dict(placement)
+        self._runner: Runner | None = runner
+
+    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Run on inputs that are known to fit the graph.
+
+        Args:
+            inputs: One tensor per entry of ``graph.inputs``, in order; any strides.
+
+        Returns:
+            One contiguous tensor per entry of ``graph.outputs``, in order; the caller's own.
+
+        Raises:
+            EngineClosedError: The engine was closed.
+            EngineRunError: ONNX Runtime failed.
+        """
+        runner = self._runner  # held until the run is over, so that close() may come meanwhile
+        if runner is None:
+            self.fail_closed("run")
+        return runner.run(inputs)
+
+    def save(self, artifacts: ArtifactWriter) -> None:
+        """Store the model's files and how it was built.
+
+        Raises:
+            EngineClosedError: The engine was closed, and its files may be gone.
+        """
+        if self._runner is None:
+            self.fail_closed("save")
+        path = self.model.path
+        for name in (path.name, *self.model.facts.external_files):
+            artifacts.add_file(name, path.parent / name)
+        artifacts.data.update(
+            model=path.name,
+            exporter=self.model.exporter,
+            opset=self.model.facts.opset,
+            provider=self.provider.value,
+            options=dict(self.model.options),
+        )
+
+    def release(self) -> None:
+        """Let go of the session; it is freed when the last run under way is over."""
+        self._runner = None
+
+
+def open_engine(
+    graph: GraphSpec,
+    device: torch.device,
+    *,
+    model: ExportedModel,
+    provider: ONNXExecutionProvider,
+    cache_dir: Path | None,
+) -> ONNXRuntimeEngine:
+    """Make a session for an exported model, check it, and wrap it.
+
+    Args:
+        graph: What the engine accepts and returns.
+        device: Where it runs, with an index for CUDA.
+        model: The exported model.
+        provider: What executes it.
+        cache_dir: Existing folder for TensorRT's engines; None caches nothing.
+
+    Raises:
+        BuildError: The session cannot be created, or operators ran on the wrong provider.
+        ProviderUnavailableError: ONNX Runtime left out the provider.
+    """
+    if provider.device_type == "cpu":
+        session = open_session(model.path, provider_list(provider, {}, {}), model.facts)
+        placement = check_placement(session, provider, model.facts)
+        runner: Runner = CpuRunner(session, graph)
+    else:
+        # Private: nobody else may queue work between a run and the events around it.
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        cuda = cuda_options(
+            graph,
+            device,
+            stream=stream.cuda_stream,
+            tf32=matmul_tf32_allowed(),
+            nhwc=model.facts.half_convolutions,
+        )
+        tensorrt = tensorrt_options(
+            graph,
+            device,
+            stream=stream.cuda_stream,
+            cache_dir=cache_dir,
+            input_names=[value.name for value in model.facts.inputs],
+        )
+        session = open_session(model.path, provider_list(provider, cuda, tensorrt), model.facts)
+        placement = check_placement(session, provider, model.facts)
+        runner = CudaRunner(session, graph, device, stream)
+    return ONNXRuntimeEngine(
+        graph, device, model=model, provider=provider, runner=runner, placement=placement
+    )

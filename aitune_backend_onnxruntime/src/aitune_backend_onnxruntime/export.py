@@ -1,0 +1,251 @@
+"""Export: a module on flat tensors becomes ``model_raw.onnx`` and one file with its weights."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import attrs
+import onnx
+import torch
+from aitune_core.specs import DynamicDim
+
+from aitune_backend_onnxruntime.config import TRACER_OPSETS
+from aitune_backend_onnxruntime.errors import OnnxExportError
+from aitune_backend_onnxruntime.model_file import read_model
+from aitune_backend_onnxruntime.quiet import quiet_export
+from aitune_backend_onnxruntime.samples import varying_axes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aitune_core.backend import BuildRequest
+    from aitune_core.specs import GraphSpec, TensorSpec
+    from torch import Tensor
+
+    from aitune_backend_onnxruntime.config import ONNXRuntimeBackendConfig
+
+__all__ = ["DEFAULT_OPSET", "MODEL_FILE", "WEIGHTS_FILE", "ExportPlan", "export", "export_plans"]
+
+MODEL_FILE: Final = "model_raw.onnx"
+WEIGHTS_FILE: Final = "model_raw.onnx.data"
+#: 23 is the first opset with an Attention operator: faster on CUDA, and right for rows of a mask
+#: that hide everything, where the decomposition of opsets up to 22 is not.
+DEFAULT_OPSET: Final = 23
+
+#: Weights smaller than this stay in the model file, in bytes.
+_SMALL_WEIGHT: Final = 1024
+#: How much of an exporter's error goes into ours, in characters.
+_DETAIL_LENGTH: Final = 600
+
+Exporter: TypeAlias = Literal["dynamo", "tracer"]
+Shapes: TypeAlias = Literal["static", "dynamic", "auto"]
+
+
+@attrs.frozen(kw_only=True)
+class ExportPlan:
+    """One way to export.
+
+    Attributes:
+        step: Its name in reports.
+        exporter: Who exports.
+        shapes: How axes that vary are declared to the dynamo exporter.
+        opset: ONNX opset to write.
+        note: What to know about it.
+    """
+
+    step: str
+    exporter: Exporter
+    shapes: Shapes
+    opset: int
+    note: str = ""
+
+
+def export_plans(config: ONNXRuntimeBackendConfig, graph: GraphSpec) -> tuple[ExportPlan, ...]:
+    """Return the ways to export a graph, best first."""
+    wanted = config.opset_version or DEFAULT_OPSET
+    opset = min(wanted, TRACER_OPSETS[-1])
+    note = "" if config.opset_version in {None, opset} else f"opset {opset} is the tracer's highest"
+    tracer = ExportPlan(
+        step="export with the tracer", exporter="tracer", shapes="static", opset=opset, note=note
+    )
+    if not config.use_dynamo:
+        return (tracer,)
+    ways: tuple[Shapes, ...] = ("static",)
+    if any(varying_axes(spec) for spec in graph.inputs):
+        ways = ("dynamic", "auto")
+    names = {
+        "static": "export with dynamo",
+        "dynamic": "export with dynamo, Dim.DYNAMIC",
+        "auto": "export with dynamo, Dim.AUTO",
+    }
+    dynamo = (
+        ExportPlan(step=names[shapes], exporter="dynamo", shapes=shapes, opset=wanted)
+        for shapes in ways
+    )
+    return (*dynamo, tracer)
+
+
+def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) -> Path:
+    """Export the request's module.
+
+    The files are written to a folder of their own and then moved into ``request.work_dir``, so
+    that a session which still has older ones mapped keeps what it has.
+
+    Args:
+        plan: How to export.
+        request: Module, graph and folder.
+        inputs: Flat inputs to trace with; they are not written to.
+
+    Returns:
+        Path of the model; weights of more than 1 KiB lie in one file next to it.
+
+    Raises:
+        OnnxExportError: The exporter refused; its error is the cause.
+    """
+    # Fresh tensors: the exporter leaves marks about dynamic axes on those that it gets.
+    inputs = tuple(tensor.detach().clone() for tensor in inputs)
+    modes = [(part, part.training) for part in request.module.modules()]
+    folder = Path(tempfile.mkdtemp(prefix="export-", dir=request.work_dir))
+    try:
+        with quiet_export(), torch.no_grad():
+            if plan.exporter == "dynamo":
+                _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
+            else:
+                _export_with_tracer(plan, request, inputs, folder / MODEL_FILE)
+        _tidy(folder / MODEL_FILE)
+        return _move(folder, request.work_dir)
+    except Exception as error:  # exporters raise errors of every kind
+        raise _export_error(plan, request.graph, error) from error
+    finally:
+        for part, training in modes:
+            part.training = training
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _export_with_dynamo(
+    plan: ExportPlan, request: BuildRequest, inputs: tuple[Tensor, ...], path: Path
+) -> None:
+    graph = request.graph
+    shapes = tuple(_dynamic_shapes(spec, plan.shapes) for spec in graph.inputs)
+    torch.onnx.export(
+        request.module,
+        inputs,
+        str(path),
+        dynamo=True,
+        # One entry: forward(self, *inputs) has one parameter, which holds all tensors.
+        dynamic_shapes=(shapes,),
+        input_names=[spec.name for spec in graph.inputs],
+        output_names=[spec.name for spec in graph.outputs],
+        opset_version=plan.opset,
+        external_data=True,
+        verbose=False,
+    )
+
+
+def _dynamic_shapes(spec: TensorSpec, shapes: Shapes) -> dict[int, Any]:
+    hint = torch.export.Dim
+    if shapes == "dynamic":
+        return {
+            axis: hint.DYNAMIC(min=dim.min, max=dim.max) for axis, dim in varying_axes(spec).items()
+        }
+    return dict.fromkeys(varying_axes(spec), hint.AUTO)
+
+
+def _export_with_tracer(
+    plan: ExportPlan, request: BuildRequest, inputs: tuple[Tensor, ...], path: Path
+) -> None:
+    graph = request.graph
+    axes = {
+        spec.name: {axis: dim.name for axis, dim in spec.dynamic_axes.items()}
+        for spec in (*graph.inputs, *graph.outputs)
+        if spec.dynamic_axes
+    }
+    torch.onnx.export(
+        request.module,
+        inputs,
+        str(path),
+        dynamo=False,
+        dynamic_axes=axes,
+        input_names=[spec.name for spec in graph.inputs],
+        output_names=[spec.name for spec in graph.outputs],
+        opset_version=plan.opset,
+    )
+    # The tracer embeds weights, or writes one file for each of them when they exceed 2 GB.
+    loose = set(path.parent.iterdir()) - {path}
+    model = onnx.load(path)
+    onnx.save_model(
+        model,
+        path,
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location=WEIGHTS_FILE,
+        size_threshold=_SMALL_WEIGHT,
+    )
+    for file in loose - {path.parent / WEIGHTS_FILE}:
+        file.unlink()
+
+
+def _tidy(path: Path) -> None:
+    """Drop what exporters note about the user's source: file paths, lines of code, class names."""
+    model = read_model(path)
+    del model.metadata_props[:]
+    graphs = [model.graph]
+    while graphs:
+        graph = graphs.pop()
+        del graph.metadata_props[:]
+        graph.doc_string = ""
+        for entry in (*graph.node, *graph.input, *graph.output, *graph.value_info):
+            del entry.metadata_props[:]
+            entry.doc_string = ""
+        for tensor in graph.initializer:
+            del tensor.metadata_props[:]
+            tensor.doc_string = ""
+        for node in graph.node:
+            for attribute in node.attribute:
+                graphs += ([attribute.g] if attribute.HasField("g") else []) + [*attribute.graphs]
+    path.write_bytes(model.SerializeToString())
+
+
+def _move(folder: Path, work_dir: Path) -> Path:
+    weights = folder / WEIGHTS_FILE
+    if weights.exists():
+        weights.replace(work_dir / WEIGHTS_FILE)
+    else:
+        (work_dir / WEIGHTS_FILE).unlink(missing_ok=True)
+    return (folder / MODEL_FILE).replace(work_dir / MODEL_FILE)
+
+
+def _export_error(plan: ExportPlan, graph: GraphSpec, error: Exception) -> OnnxExportError:
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    text = " ".join(str(root).split())[:_DETAIL_LENGTH] or type(root).__name__
+    refused = _refused_axes(str(root), graph)
+    if refused:
+        hint = (
+            "declare these sizes with dynamic_shapes=DynamicDim(...) in the range that the module "
+            "really takes, record calls of one size only, or use another backend"
+        )
+        fact = f"the module fixes {', '.join(refused)}; "
+    else:
+        other = "use_dynamo=False" if plan.exporter == "dynamo" else "use_dynamo=True"
+        hint = f"try {other}, another opset_version, or explicit dynamic_shapes"
+        fact = ""
+    msg = f"{plan.step} (opset {plan.opset}) failed: {fact}{type(root).__name__}: {text}"
+    return OnnxExportError(f"{msg}. Next: {hint}", exporter=plan.exporter, hint=hint)
+
+
+def _refused_axes(text: str, graph: GraphSpec) -> list[str]:
+    """Name the axes that torch.export says it had to fix."""
+    found: list[str] = []
+    for number, axis in re.findall(r"\['\w+'\]\[(\d+)\]\.(?:shape|size\(\))\[(\d+)\]", text):
+        if int(number) < len(graph.inputs):
+            spec = graph.inputs[int(number)]
+            dim = spec.shape[int(axis)] if int(axis) < spec.rank else None
+            name = f" ({dim})" if isinstance(dim, DynamicDim) else ""
+            found.append(f"axis {axis} of input {spec.path!r}{name}")
+    return list(dict.fromkeys(found))

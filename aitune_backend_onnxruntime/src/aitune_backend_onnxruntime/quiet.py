@@ -1,0 +1,41 @@
+"""Silence for the exporters, which warn and log about their own insides."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["quiet_export"]
+
+_NOISY: Final = ("torch.onnx", "torch.export", "torch.fx", "torch._export", "torch._dynamo")
+_NOISY_TOO: Final = ("torch._subclasses", "torch._functorch", "onnxscript", "onnx_ir", "onnx")
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Drop the warnings and log records of torch's exporters while the block runs.
+
+    Note:
+        Python's warning filters belong to the process: warnings that other threads give while
+        the block runs are dropped too.
+    """
+    names = {*_NOISY, *_NOISY_TOO}
+    for name in tuple(logging.root.manager.loggerDict):
+        if name.startswith(tuple(f"{parent}." for parent in names)):
+            names.add(name)
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.CRITICAL + 1)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

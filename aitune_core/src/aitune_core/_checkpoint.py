@@ -1,0 +1,333 @@
+"""`save` and `load`: tuned modules in one file, without pickle and without code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import attrs
+import torch
+from torch import nn
+
+from aitune_core._archive import (
+    FileEntry,
+    check_members,
+    describe_file,
+    extract,
+    opened,
+    read_manifest,
+    write_archive,
+)
+from aitune_core._cache import new_work_dir, remove_with
+from aitune_core._calls import CallForm
+from aitune_core._dispatch import Dispatcher, TunedGraph
+from aitune_core._module import Module, ModuleState, state_of
+from aitune_core._plugins import PluginRegistry, default_registry, distribution_version
+from aitune_core._report import environment_report
+from aitune_core._spec_json import graph_from_json, graph_to_json
+from aitune_core._trees import TreeError
+from aitune_core.backend import ArtifactReader, ArtifactWriter
+from aitune_core.errors import (
+    BackendUnavailableError,
+    CheckpointError,
+    CheckpointFormatError,
+    ConfigError,
+    UnknownBackendError,
+)
+from aitune_core.specs import GraphSpec
+
+__all__ = ["load", "save"]
+
+_FORMAT: Final = "aitune-checkpoint"
+_FORMAT_VERSION: Final = 1
+
+
+def save(
+    model: Module, path: str | os.PathLike[str], *, registry: PluginRegistry | None = None
+) -> None:
+    """Save a tuned module to one file.
+
+    The file holds the engines' files, the graph specs and a manifest; neither the module's code
+    nor recorded inputs. It is written beside ``path`` and renamed, so that a file that was there
+    stays whole until the new one is.
+
+    Args:
+        model: A tuned module.
+        path: The file to make or replace, such as ``model.ait``.
+        registry: The plugins that must be able to load it; None means the installed ones.
+
+    Raises:
+        CheckpointError: The module is not tuned, a type in its calls or results cannot be
+            restored, a backend is of no registered plugin, or the file cannot be written.
+    """
+    if not isinstance(model, Module):
+        msg = f"save takes a tuned aitune_core.Module, got {type(model).__name__}"
+        raise CheckpointError(msg, expected="Module", got=type(model).__name__)
+    state = state_of(model)
+    dispatcher = state.dispatcher
+    if dispatcher is None:
+        msg = f"module {state.name!r} is not tuned; call aitune_core.tune before saving"
+        raise CheckpointError(msg, path=str(path), expected="a tuned module", got="an untuned one")
+    registry = registry or default_registry()
+    files: dict[str, Path] = {}
+    try:
+        graphs = [
+            _graph_entry(graph, f"modules/0/graphs/{position}", files, registry)
+            for position, graph in enumerate(dispatcher.graphs)
+        ]
+        call_form = state.call_form.to_json()
+    except TreeError as error:
+        msg = f"module {state.name!r} cannot be saved: {error.path}: {error.reason}"
+        raise CheckpointError(msg, path=str(path), got=error.reason) from error
+    manifest = {
+        "format": _FORMAT,
+        "format_version": _FORMAT_VERSION,
+        "producer": {"aitune-core": distribution_version("aitune-core")},
+        "environment": attrs.asdict(environment_report(dispatcher.device)),
+        "modules": [
+            {
+                "name": state.name,
+                "call_form": call_form,
+                "device_type": dispatcher.device.type,
+                "weights_sha256": _weights_hash(state.module) if _has_eager(state) else None,
+                "graphs": graphs,
+            }
+        ],
+    }
+    write_archive(Path(path), manifest, files)
+
+
+def _has_eager(state: ModuleState) -> bool:
+    return state.no_eager is None
+
+
+def _graph_entry(
+    graph: TunedGraph, folder: str, files: dict[str, Path], registry: PluginRegistry
+) -> dict[str, Any]:
+    engine, backend = graph.engine, graph.backend
+    if not registry.provides(type(backend)):
+        msg = (
+            f"graph {graph.graph.name!r} runs on {type(backend).__qualname__}, which no installed "
+            f"plugin registers as {backend.name!r}; a checkpoint of it could not be loaded"
+        )
+        raise CheckpointError(msg, expected="a registered backend", got=type(backend).__qualname__)
+    distribution, version = registry.distribution_of(backend.name)
+    artifacts = ArtifactWriter()
+    engine.save(artifacts)
+    described: dict[str, FileEntry] = {}
+    for name, source in artifacts.files.items():
+        files[f"{folder}/{name}"] = source
+        described[name] = describe_file(source)
+    return {
+        "graph": graph_to_json(graph.graph),
+        "backend": backend.name,
+        "distribution": distribution,
+        "distribution_version": version,
+        "config": backend.config.to_options(),
+        "data": artifacts.data,
+        "files": described,
+    }
+
+
+def _weights_hash(module: nn.Module) -> str:
+    """SHA-256 of names, dtypes, shapes and bytes of all weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            flat = value.detach().reshape(-1).contiguous().cpu()
+            digest.update(memoryview(flat.view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    module: nn.Module | None = None,
+    device: torch.device | str | None = None,
+    on_miss: Literal["eager", "error"] = "eager",
+    registry: PluginRegistry | None = None,
+) -> Module:
+    """Load a tuned module from a file that `save` wrote.
+
+    Every file is verified before anything is read from it, and no code in it is run. Types of
+    containers in calls and results are looked up in torch's pytree registry, so the module that
+    registers them must be imported before.
+
+    Args:
+        path: The file.
+        module: The original module, in eval mode, as eager fallback; its weights must be those
+            that were tuned. None means that every miss is an error.
+        device: Where to run; None means the kind of device that it was tuned on.
+        on_miss: As for `Module`.
+        registry: The plugins to use; None means the installed ones.
+
+    Raises:
+        CheckpointError: The file is unreadable, was changed, is of an unknown format, or does not
+            fit ``module``.
+        BackendUnavailableError: A backend that it needs is not installed or cannot run here.
+    """
+    path = Path(path)
+    registry = registry or default_registry()
+    graphs: list[TunedGraph] = []
+    with opened(path) as archive:
+        manifest = read_manifest(archive)
+        _check_format(manifest)
+    try:
+        entry = _only_module(manifest)
+        call_form = CallForm.from_json(entry["call_form"])
+        target = _device(entry["device_type"], device, path)
+        with opened(path) as archive:
+            check_members(archive, _listed(manifest))
+            for position, graph_entry in enumerate(entry["graphs"]):
+                folder = f"modules/0/graphs/{position}"
+                graphs.append(_tuned_graph(archive, folder, graph_entry, target, registry, path))
+        return _attached(entry, call_form, graphs, module, on_miss, path)
+    except BaseException as error:
+        for graph in graphs:
+            graph.engine.close()
+        if isinstance(error, TreeError):
+            msg = f"cannot load {str(path)!r}: {error.reason}"
+            raise CheckpointFormatError(msg, path=str(path), got=error.reason) from error
+        if isinstance(error, KeyError | TypeError | AttributeError | IndexError | ValueError) and (
+            not isinstance(error, CheckpointError | ConfigError)
+        ):
+            msg = f"cannot load {str(path)!r}: its manifest is malformed ({error!r:.200})"
+            raise CheckpointFormatError(msg, path=str(path), got=repr(error)) from error
+        raise
+
+
+def _check_format(manifest: Mapping[str, Any]) -> None:
+    version = manifest.get("format_version")
+    if manifest.get("format") != _FORMAT or not isinstance(version, int):
+        msg = f"the file is no aitune checkpoint: format {manifest.get('format')!r:.40}"
+        raise CheckpointFormatError(msg, expected=_FORMAT, got=manifest.get("format"))
+    if version != _FORMAT_VERSION:
+        msg = (
+            f"the checkpoint has format version {version}, this aitune-core reads "
+            f"{_FORMAT_VERSION}; install a newer aitune-core"
+        )
+        raise CheckpointFormatError(msg, expected=_FORMAT_VERSION, got=version)
+
+
+def _only_module(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    modules = manifest["modules"]
+    if len(modules) != 1:
+        msg = f"the checkpoint holds {len(modules)} modules, expected one"
+        raise CheckpointFormatError(msg, expected=1, got=len(modules))
+    entry: dict[str, Any] = modules[0]
+    return entry
+
+
+def _listed(manifest: Mapping[str, Any]) -> dict[str, FileEntry]:
+    return {
+        f"modules/{module}/graphs/{graph}/{name}": entry
+        for module, module_entry in enumerate(manifest["modules"])
+        for graph, graph_entry in enumerate(module_entry["graphs"])
+        for name, entry in graph_entry["files"].items()
+    }
+
+
+def _device(stored: str, device: torch.device | str | None, path: Path) -> torch.device:
+    wanted = torch.device(stored if device is None else device)
+    if wanted.type == "cpu":
+        return torch.device("cpu")
+    if wanted.type != "cuda" or not torch.cuda.is_available():
+        msg = (
+            f"cannot load {str(path)!r} on {wanted}: it was tuned on {stored}, and this process "
+            f"has {'CUDA' if torch.cuda.is_available() else 'no CUDA device'}; pass device='cpu'"
+        )
+        raise BackendUnavailableError(msg, missing=str(wanted))
+    return torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
+
+
+def _tuned_graph(  # noqa: PLR0913
+    archive: zipfile.ZipFile,
+    folder: str,
+    entry: Mapping[str, Any],
+    device: torch.device,
+    registry: PluginRegistry,
+    path: Path,
+) -> TunedGraph:
+    name, distribution = entry["backend"], entry["distribution"]
+    try:
+        backend = registry.backend(name, **entry["config"])
+    except (UnknownBackendError, BackendUnavailableError) as error:
+        hint = f"python -m pip install {distribution}"
+        msg = (
+            f"cannot load {str(path)!r}: it needs backend {name!r} of {distribution} "
+            f"{entry['distribution_version']}; run: {hint}"
+        )
+        raise BackendUnavailableError(
+            msg, backend_name=name, missing=distribution, install_hint=hint
+        ) from error
+    backend.check_available(device)
+    graph = _on_device(graph_from_json(entry["graph"]), device)
+    work_dir = new_work_dir("checkpoints", f"{path.stem}-{graph.name}")
+    try:
+        for file_name, described in entry["files"].items():
+            extract(archive, f"{folder}/{file_name}", described, work_dir / file_name)
+        reader = ArtifactReader(work_dir, tuple(entry["files"]), entry["data"])
+        engine = backend.load(reader, graph, device)
+    except BaseException:
+        shutil.rmtree(work_dir, ignore_errors=True)
+        raise
+    remove_with(engine, work_dir)
+    return TunedGraph(backend, engine)
+
+
+def _on_device(graph: GraphSpec, device: torch.device) -> GraphSpec:
+    return attrs.evolve(
+        graph,
+        inputs=tuple(attrs.evolve(spec, device_type=device.type) for spec in graph.inputs),
+        outputs=tuple(attrs.evolve(spec, device_type=device.type) for spec in graph.outputs),
+    )
+
+
+class LoadedModule(nn.Module):
+    """Stands where a checkpoint was loaded without its module."""
+
+
+def _attached(  # noqa: PLR0913
+    entry: Mapping[str, Any],
+    call_form: CallForm,
+    graphs: list[TunedGraph],
+    module: nn.Module | None,
+    on_miss: Literal["eager", "error"],
+    path: Path,
+) -> Module:
+    model = Module(LoadedModule().eval() if module is None else module, entry["name"], on_miss=on_miss)
+    state = state_of(model)
+    if module is None:
+        state.call_form = call_form
+        state.no_eager = (
+            "it was loaded without its module; pass module= to aitune_core.load for an eager "
+            "fallback"
+        )
+    else:
+        _check_fits(state, call_form, entry["weights_sha256"], path)
+    state.install(Dispatcher(state.call_form, graphs))
+    return model
+
+
+def _check_fits(
+    state: ModuleState, call_form: CallForm, weights_sha256: str | None, path: Path
+) -> None:
+    if str(state.call_form) != str(call_form):
+        msg = (
+            f"{str(path)!r} does not fit the given module: it was tuned with forward{call_form}, "
+            f"the module has forward{state.call_form}"
+        )
+        raise CheckpointError(msg, path=str(path), expected=str(call_form), got=str(state.call_form))
+    found = _weights_hash(state.module)
+    if weights_sha256 is not None and found != weights_sha256:
+        msg = (
+            f"{str(path)!r} does not fit the given module: its weights are not those that were "
+            "tuned; load them into the module first, or load without module="
+        )
+        raise CheckpointError(msg, path=str(path), expected=weights_sha256, got=found)

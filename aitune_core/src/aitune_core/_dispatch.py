@@ -1,0 +1,206 @@
+"""Dispatch: the tuned graph for a call, or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from aitune_core._calls import CallForm
+from aitune_core._recording import plain_tensor
+from aitune_core._trees import HOLE, Structure, TreeError, hole_paths, unflatten
+from aitune_core.backend import Backend, Engine
+from aitune_core.errors import InputMismatchError
+from aitune_core.specs import GraphSpec, dtype_name
+
+__all__ = ["Dispatcher", "Miss", "TunedGraph"]
+
+#: Accepted calls remembered before the memory starts anew.
+_MAX_REMEMBERED: Final = 4096
+_PLAIN_TYPES: Final = frozenset({Tensor, nn.Parameter})
+
+
+class Miss(Exception):  # noqa: N818 - control flow, not an error
+    """A call that no tuned graph takes.
+
+    Attributes:
+        reason: What stands in the way; None where the call must run eagerly without a word,
+            because it is being traced or exported.
+    """
+
+    def __init__(self, reason: InputMismatchError | None) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class TunedGraph:
+    """An engine with everything that its calls need, computed once.
+
+    Args:
+        backend: The backend that made the engine.
+        engine: The engine.
+    """
+
+    def __init__(self, backend: Backend, engine: Engine) -> None:
+        graph = engine.graph
+        self.backend = backend
+        self.graph: GraphSpec = graph
+        self.engine = engine
+        self._run = engine.run
+        self._mutated = graph.mutated_inputs
+        self._count = graph.result_count
+        self._structure = graph.result_structure
+        self._single = graph.result_structure is HOLE and not graph.mutated_inputs
+        self.shape_facts = tuple(
+            (spec.dtype, spec.rank, spec.device_type) for spec in graph.inputs
+        )
+
+    def call(self, inputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
+        """Run the engine and return the module's result."""
+        outputs = self._run(inputs)
+        if self._single:
+            return outputs[0]
+        with torch.no_grad():
+            for index, changed in zip(self._mutated, outputs[self._count :], strict=True):
+                inputs[index].copy_(changed)
+        return unflatten(self._structure, iter(outputs))
+
+
+class Dispatcher:
+    """The tuned graphs of one module. Never changes, so that threads need no lock.
+
+    Args:
+        call_form: Signature of the module.
+        graphs: At least one, all on one device.
+    """
+
+    def __init__(self, call_form: CallForm, graphs: Sequence[TunedGraph]) -> None:
+        self.call_form = call_form
+        self.graphs = tuple(graphs)
+        self.device = graphs[0].engine.device
+        self._by_form: dict[tuple[Structure, ...], list[TunedGraph]] = {}
+        for graph in self.graphs:
+            self._by_form.setdefault(graph.graph.call_structure, []).append(graph)
+        self._remembered: dict[Any, TunedGraph] = {}
+
+    def find(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[TunedGraph, list[Tensor]]:
+        """Return the graph for a call and its flat inputs.
+
+        Raises:
+            CallFormError: The call does not fit the signature.
+            Miss: No graph takes it.
+        """
+        leaves: list[Tensor] = []
+        try:
+            structure = self.call_form.structure(self.call_form.bind(args, kwargs), leaves)
+        except TreeError as error:
+            msg = f"argument {error.path!r} fits no tuned graph: {error.reason}"
+            raise Miss(InputMismatchError(msg, path=error.path, got=error.reason)) from None
+        grad = torch.is_grad_enabled()
+        for position, leaf in enumerate(leaves):
+            if type(leaf) not in _PLAIN_TYPES or (grad and leaf.requires_grad):
+                self._check_leaf(position, leaf, structure, grad=grad)
+        key = (structure, tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves]))
+        graph = self._remembered.get(key)
+        if graph is None:
+            graph = self._find_slowly(structure, leaves)
+            if len(self._remembered) >= _MAX_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[key] = graph
+        if torch.is_autocast_enabled(self.device.type):
+            msg = (
+                "the call is under torch.autocast, the module was tuned without; "
+                "cast the module instead"
+            )
+            raise Miss(InputMismatchError(msg, path="autocast", expected=False, got=True))
+        return graph, leaves
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Run a call on its graph. Raises as `find`."""
+        graph, inputs = self.find(args, kwargs)
+        return graph.call(inputs)
+
+    def _check_leaf(
+        self, position: int, leaf: Tensor, structure: tuple[Structure, ...], *, grad: bool
+    ) -> None:
+        path = self.call_form.leaf_paths(structure)[position]
+        if not plain_tensor(leaf):
+            traced = type(leaf).__module__.startswith("torch._subclasses")
+            msg = (
+                f"input {path!r} is a {type(leaf).__name__} with layout {leaf.layout} on "
+                f"{leaf.device}; tuned graphs take plain dense tensors"
+            )
+            raise Miss(None if traced else InputMismatchError(msg, path=path, got=type(leaf)))
+        if grad and leaf.requires_grad:
+            msg = (
+                f"input {path!r} requires grad and tuned graphs compute no gradients; call under "
+                "torch.no_grad() or detach it"
+            )
+            raise Miss(InputMismatchError(msg, path=path, expected="no grad", got="requires grad"))
+
+    def _find_slowly(
+        self, structure: tuple[Structure, ...], leaves: Sequence[Tensor]
+    ) -> TunedGraph:
+        candidates = self._by_form.get(structure)
+        if candidates is None:
+            raise Miss(self._form_mismatch(structure))
+        reasons = []
+        for graph in candidates:
+            try:
+                graph.graph.check_inputs(leaves)
+                self._check_devices(graph.graph, leaves)
+            except InputMismatchError as error:
+                reasons.append((self._closeness(graph, leaves), error))
+            else:
+                return graph
+        raise Miss(max(reasons, key=lambda pair: pair[0])[1])
+
+    @staticmethod
+    def _closeness(graph: TunedGraph, leaves: Sequence[Tensor]) -> int:
+        """Number of inputs that agree, so that the error speaks of the nearest graph."""
+        return sum(
+            fact == (leaf.dtype, leaf.dim(), leaf.device.type)
+            for fact, leaf in zip(graph.shape_facts, leaves, strict=True)
+        )
+
+    def _check_devices(self, graph: GraphSpec, leaves: Sequence[Tensor]) -> None:
+        for spec, leaf in zip(graph.inputs, leaves, strict=True):
+            if spec.device_type == self.device.type and leaf.device != self.device:
+                msg = f"input {spec.path!r} is on {leaf.device}, the module was tuned on {self.device}"
+                raise InputMismatchError(
+                    msg, path=spec.path, expected=str(self.device), got=str(leaf.device)
+                )
+
+    def _form_mismatch(self, structure: tuple[Structure, ...]) -> InputMismatchError:
+        """Say which argument differs from the nearest tuned calling form."""
+        nearest = max(
+            self._by_form, key=lambda form: sum(a == b for a, b in zip(form, structure, strict=True))
+        )
+        for parameter, expected, got in zip(
+            self.call_form.parameters, nearest, structure, strict=True
+        ):
+            if expected != got:
+                msg = (
+                    f"argument {parameter.name!r} is {_describe(got)}, the nearest tuned graph "
+                    f"takes {_describe(expected)}; record such a call to tune for it"
+                )
+                return InputMismatchError(
+                    msg, path=parameter.name, expected=_describe(expected), got=_describe(got)
+                )
+        msg = "the call differs from every tuned graph"  # unreachable unless forms are equal
+        return InputMismatchError(msg)
+
+
+def _describe(structure: Structure) -> str:
+    if structure is HOLE:
+        return "a tensor"
+    if structure[0] == "=":
+        return repr(unflatten(structure, iter(())))
+    kind = structure[0] if isinstance(structure[1], tuple) else structure[1].__name__
+    return f"a {kind} of {len(structure[-1])} with {len(hole_paths(structure))} tensors"
+
+

@@ -1,0 +1,375 @@
+"""`Module`: a wrapped module that stays the module it wraps."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import functools
+import logging
+import threading
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NoReturn, Protocol, Self
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from aitune_core._calls import CallForm
+from aitune_core._dispatch import Dispatcher, Miss
+from aitune_core._graphs import DynamicShapes, check_dynamic_shapes
+from aitune_core.errors import ConfigError, InputMismatchError, MissWarning
+from aitune_core.strategy import Strategy
+
+__all__ = ["ACTIVE_RECORDER", "Module", "ModuleState", "Recorder", "state_of"]
+
+_log = logging.getLogger(__name__)
+
+_ON_MISS: Final = ("eager", "error")
+_AFTER_TUNE: Final = ("keep", "offload", "release")
+_MAX_WARNINGS: Final = 64
+
+
+class Recorder(Protocol):
+    """What `tune` puts in place of dispatch while it records."""
+
+    def record(
+        self, state: ModuleState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:  # noqa: ANN401
+        """Run the call eagerly and note it."""
+
+
+#: The recorder of the tuning that runs in this context; other threads and tasks have their own.
+ACTIVE_RECORDER: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar(
+    "aitune_recorder", default=None
+)
+
+
+@attrs.frozen
+class _Watched:
+    """A parameter's identity when the module was tuned, to notice that weights were changed."""
+
+    tensor: Tensor
+    address: int
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Watched:
+        return cls(tensor, tensor.data_ptr(), _version_of(tensor))
+
+    def unchanged(self) -> bool:
+        tensor = self.tensor
+        return tensor.data_ptr() == self.address and _version_of(tensor) == self.version
+
+
+def _version_of(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+
+
+class ModuleState:
+    """What aitune knows of a wrapped module; shared by nothing else."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        module: nn.Module,
+        name: str,
+        *,
+        strategy: Strategy | str | None,
+        dynamic_shapes: DynamicShapes | None,
+        on_miss: str,
+        after_tune: str,
+    ) -> None:
+        self.module = module
+        self.name = name
+        self.strategy = strategy
+        self.dynamic_shapes = dynamic_shapes
+        self.on_miss = on_miss
+        self.after_tune = after_tune
+        self.call_form = CallForm.of(module.forward)
+        self.dispatcher: Dispatcher | None = None
+        #: Why eager cannot serve a miss; None where it can.
+        self.no_eager: str | None = None
+        self._watched: tuple[_Watched, ...] = ()
+        self._offloaded_from: torch.device | None = None
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+
+    def install(self, dispatcher: Dispatcher | None) -> None:
+        """Put tuned graphs in place, or take them away; calls under way keep theirs."""
+        self._watched = () if dispatcher is None else _watch(self.module)
+        self._warned.clear()
+        self.dispatcher = dispatcher
+
+    def offload(self) -> None:
+        """Move the weights to the CPU until eager needs them."""
+        self._watched = ()
+        self._offloaded_from = self.dispatcher.device if self.dispatcher else None
+        self.module.to("cpu")
+
+    def release(self) -> None:
+        """Give the memory of the weights up."""
+        self._watched = ()
+        self.no_eager = (
+            "its weights were released after tuning (after_tune='release'); use after_tune='keep' "
+            "or 'offload' to have eager at hand"
+        )
+        self.module.to("meta")
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Run a call on a tuned graph, or eagerly."""
+        recorder = ACTIVE_RECORDER.get()
+        if recorder is not None:
+            return recorder.record(self, args, kwargs)
+        dispatcher = self.dispatcher
+        if (
+            dispatcher is None
+            or self.module.training
+            or torch.compiler.is_dynamo_compiling()
+            or torch.jit.is_tracing()
+        ):
+            return self.eager(args, kwargs)
+        for watched in self._watched:
+            if not watched.unchanged():
+                self._drop_stale(dispatcher)
+                return self.eager(args, kwargs)
+        try:
+            graph, inputs = dispatcher.find(args, kwargs)
+        except Miss as miss:
+            return self._missed(miss.reason, args, kwargs)
+        return graph.call(inputs)
+
+    def eager(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Run the wrapped module itself."""
+        if self.no_eager is not None:
+            self._fail_without_eager(None)
+        if self._offloaded_from is not None:
+            self.bring_back()
+        return self.module.forward(*args, **kwargs)
+
+    def bring_back(self) -> None:
+        """Move offloaded weights back to the device they came from."""
+        with self._lock:
+            device, self._offloaded_from = self._offloaded_from, None
+            if device is not None:
+                _log.info("module %r: weights moved back to %s for an eager call", self.name, device)
+                self.module.to(device)
+
+    def _drop_stale(self, dispatcher: Dispatcher) -> None:
+        with self._lock:
+            if self.dispatcher is not dispatcher:
+                return
+            self.dispatcher = None
+        msg = (
+            f"the weights of module {self.name!r} were changed or moved after tuning; its tuned "
+            "graphs hold the old ones and are dropped. Calls run eagerly until it is tuned again"
+        )
+        warnings.warn(msg, MissWarning, stacklevel=_STACK_LEVEL - 1)
+
+    def _missed(
+        self,
+        reason: InputMismatchError | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:  # noqa: ANN401
+        if self.no_eager is not None:
+            self._fail_without_eager(reason)
+        if reason is None:
+            return self.eager(args, kwargs)
+        if self.on_miss == "error":
+            raise reason
+        self._warn_once(reason)
+        try:
+            return self.eager(args, kwargs)
+        except Exception as error:
+            error.add_note(f"aitune: module {self.name!r} ran eagerly because {reason}")
+            raise
+
+    def _fail_without_eager(self, reason: InputMismatchError | None) -> NoReturn:
+        cause = reason or "the call needs the eager module"
+        msg = f"module {self.name!r} cannot run this call: {cause}; {self.no_eager}"
+        if reason is None:
+            raise InputMismatchError(msg)
+        raise InputMismatchError(
+            msg, path=reason.path, expected=reason.expected, got=reason.got
+        ) from reason
+
+    def _warn_once(self, reason: InputMismatchError) -> None:
+        text = str(reason)
+        with self._lock:
+            key = f"{reason.path}: {text.split(',', maxsplit=1)[0]}"
+            if key in self._warned or len(self._warned) >= _MAX_WARNINGS:
+                return
+            self._warned.add(key)
+        msg = f"module {self.name!r} ran a call eagerly: {text}"
+        warnings.warn(msg, MissWarning, stacklevel=_STACK_LEVEL)
+
+
+#: Frames between the user's call and a warning: Module.__call__, its implementation, forward,
+#: `ModuleState.call` and the method that warns.
+_STACK_LEVEL: Final = 7
+
+
+def _watch(module: nn.Module) -> tuple[_Watched, ...]:
+    """Watch a few parameters: looking at all of them on each call would cost too much."""
+    tensors = [*module.parameters(), *module.buffers()]
+    if not tensors:
+        return ()
+    last = len(tensors) - 1
+    places = sorted({0, last // 3, 2 * last // 3, last})
+    return tuple(_Watched.of(tensors[place]) for place in places)
+
+
+def _forward_of(state: ModuleState) -> Callable[..., Any]:
+    """Return the ``forward`` of a wrapped module; it refers to the state alone, not to the wrapper."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return state.call(args, kwargs)
+
+    with_signature: Callable[..., Any] = functools.update_wrapper(forward, state.module.forward)
+    return with_signature
+
+
+class Module(nn.Module):
+    """A PyTorch module with tuned graphs beside its eager code.
+
+    The wrapper shares everything with the module it wraps: attributes, parameters, hooks,
+    ``state_dict`` keys, ``isinstance``, methods. A call that fits a tuned graph runs on its
+    engine and returns tensors without gradients; every other call runs eagerly or fails, as
+    ``on_miss`` says. In training mode, calls are always eager.
+
+    Args:
+        module: The module to wrap. It is not copied.
+        name: Name for reports and checkpoints; None means the class name.
+        strategy: How `tune` chooses; a `Strategy`, or the name of one. None means
+            ``"first_wins"`` over all available backends.
+        dynamic_shapes: Explicit dims: parameter path of ``forward`` -> axis -> `DynamicDim`.
+            Axes that are not named are derived from the recorded calls.
+        on_miss: What happens to a call that no tuned graph takes: ``"eager"`` runs it eagerly
+            with one warning per reason, ``"error"`` raises `InputMismatchError`.
+        after_tune: What happens to the weights after tuning: ``"keep"``; ``"offload"`` moves
+            them to the CPU, and back when a call needs eager; ``"release"`` gives their memory up,
+            so that a miss is an error.
+
+    Raises:
+        ConfigError: An argument cannot be used.
+    """
+
+    __slots__ = ("_aitune", "_aitune_forward")
+
+    def __new__(cls, module: nn.Module, *_args: object, **_kwargs: object) -> Self:
+        """Make an instance of a class that is both `Module` and the class of ``module``."""
+        if not isinstance(module, nn.Module):
+            kind = "a class; make an instance" if isinstance(module, type) else type(module).__name__
+            msg = f"Module wraps a torch.nn.Module, got {kind}"
+            raise ConfigError(msg, field="module", value=module, allowed="torch.nn.Module")
+        if isinstance(module, Module):
+            msg = f"module is already wrapped, as {state_of(module).name!r}; tune it again instead"
+            raise ConfigError(msg, field="module", value=module, allowed="an unwrapped module")
+        if isinstance(module, torch.jit.ScriptModule):
+            msg = "Module cannot wrap a TorchScript module; wrap the nn.Module it was made from"
+            raise ConfigError(msg, field="module", value=module, allowed="torch.nn.Module")
+        original = type(module)
+        combined = types.new_class(original.__name__, (cls, original))
+        combined.__module__, combined.__qualname__ = original.__module__, original.__qualname__
+        instance: Self = object.__new__(combined)
+        return instance
+
+    def __init__(  # noqa: PLR0913
+        self,
+        module: nn.Module,
+        name: str | None = None,
+        *,
+        strategy: Strategy | str | None = None,
+        dynamic_shapes: DynamicShapes | None = None,
+        on_miss: Literal["eager", "error"] = "eager",
+        after_tune: Literal["keep", "offload", "release"] = "keep",
+    ) -> None:
+        # Not super().__init__(): the wrapped module is initialised, and its state is shared.
+        _check_choice("on_miss", on_miss, _ON_MISS)
+        _check_choice("after_tune", after_tune, _AFTER_TUNE)
+        if name is not None and (not isinstance(name, str) or not name):
+            msg = f"name must be a non-empty string, got {name!r}"
+            raise ConfigError(msg, field="name", value=name, allowed="a non-empty string")
+        if strategy is not None and not isinstance(strategy, Strategy | str):
+            kind = "a class; make an instance" if isinstance(strategy, type) else repr(strategy)
+            msg = f"strategy must be a Strategy or a name, got {kind}"
+            raise ConfigError(msg, field="strategy", value=strategy, allowed="Strategy or str")
+        if dynamic_shapes is not None:
+            check_dynamic_shapes(dynamic_shapes)
+        object.__setattr__(self, "__dict__", module.__dict__)
+        state = ModuleState(
+            module,
+            name or type(module).__name__,
+            strategy=strategy,
+            dynamic_shapes=dynamic_shapes,
+            on_miss=on_miss,
+            after_tune=after_tune,
+        )
+        object.__setattr__(self, "_aitune", state)
+        object.__setattr__(self, "_aitune_forward", _forward_of(state))
+
+    @property
+    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
+        """Run a call on a tuned graph, or eagerly; same signature as the wrapped module's."""
+        forward: Callable[..., Any] = self._aitune_forward
+        return forward
+
+    @forward.setter
+    def forward(self, value: Callable[..., Any]) -> None:
+        # Libraries replace ``forward`` to put code around it; what they replace is ours.
+        object.__setattr__(self, "_aitune_forward", value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Module:
+        """Copy the module; the copy has weights of its own and is not tuned."""
+        state = state_of(self)
+        return _rewrapped(state, copy.deepcopy(state.module, memo))
+
+    def __reduce_ex__(self, _protocol: object) -> tuple[Any, ...]:
+        """Pickle the wrapped module; engines do not pickle, so a tuned one is refused."""
+        state = state_of(self)
+        if state.dispatcher is not None:
+            msg = (
+                f"module {state.name!r} is tuned and its engines cannot be pickled; use "
+                "aitune_core.save and aitune_core.load"
+            )
+            raise TypeError(msg)
+        return _rewrapped, (_Options.of(state), state.module)
+
+
+@attrs.frozen
+class _Options:
+    """The arguments that `Module` was made with."""
+
+    name: str
+    strategy: Strategy | str | None
+    dynamic_shapes: DynamicShapes | None
+    on_miss: str
+    after_tune: str
+
+    @classmethod
+    def of(cls, state: ModuleState) -> _Options:
+        return cls(*(getattr(state, field.name) for field in attrs.fields(cls)))
+
+
+def _rewrapped(options: ModuleState | _Options, module: nn.Module) -> Module:
+    return Module(
+        module,
+        options.name,
+        strategy=options.strategy,
+        dynamic_shapes=options.dynamic_shapes,
+        on_miss=options.on_miss,  # type: ignore[arg-type]
+        after_tune=options.after_tune,  # type: ignore[arg-type]
+    )
+
+
+def _check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        msg = f"{field} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
+        raise ConfigError(msg, field=field, value=value, allowed=allowed)
+
+
+def state_of(module: Module) -> ModuleState:
+    """Return what aitune knows of a wrapped module."""
+    state: ModuleState = module._aitune  # noqa: SLF001
+    return state

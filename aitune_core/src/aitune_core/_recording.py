@@ -1,0 +1,177 @@
+"""Recording: the calls that reach a wrapped module, and the graphs that they form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from aitune_core._calls import CallForm
+from aitune_core._trees import Structure, TreeError, flatten
+from aitune_core.errors import RecordingError
+
+__all__ = ["GraphKey", "ModuleRecording", "RecordedCall", "plain_tensor", "same_bits"]
+
+GraphKey: TypeAlias = tuple[tuple[Structure, ...], tuple[tuple[torch.dtype, int, str], ...]]
+
+
+@attrs.frozen
+class RecordedCall:
+    """One call of a module.
+
+    Attributes:
+        call_structure: Structure of the bound arguments.
+        inputs: Copies of its tensors, made before the call.
+        result_structure: Structure of the result.
+        output_shapes: Shape of each result tensor.
+        output_dtypes: Element type of each result tensor.
+        mutated_inputs: Indices of the inputs that the call changed.
+    """
+
+    call_structure: tuple[Structure, ...]
+    inputs: tuple[Tensor, ...]
+    result_structure: Structure
+    output_shapes: tuple[tuple[int, ...], ...]
+    output_dtypes: tuple[torch.dtype, ...]
+    mutated_inputs: frozenset[int]
+
+    @property
+    def key(self) -> GraphKey:
+        """What calls of one graph have in common."""
+        facts = tuple((tensor.dtype, tensor.dim(), tensor.device.type) for tensor in self.inputs)
+        return (self.call_structure, facts)
+
+
+def plain_tensor(tensor: Tensor) -> bool:
+    """Whether a tensor is dense memory that a runtime can read: no subclass, sparse or quantised."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and tensor.device.type in ("cpu", "cuda")
+    )
+
+
+class ModuleRecording:
+    """The calls that reached one module during one tuning."""
+
+    def __init__(self, name: str, module: nn.Module, call_form: CallForm) -> None:
+        self.name = name
+        self.module = module
+        self.call_form = call_form
+        self.calls: list[RecordedCall] = []
+        #: Why the module cannot be tuned, found at its first call that shows it.
+        self.problem: RecordingError | None = None
+
+    def record(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Run the module eagerly, note the call, and return the module's result."""
+        if self.problem is not None:
+            return self.module.forward(*args, **kwargs)
+        try:
+            call_structure, leaves = self._flatten_call(args, kwargs)
+        except TreeError as error:
+            self._refuse(f"argument {error.path!r} cannot be recorded: {error.reason}", error.path)
+            return self.module.forward(*args, **kwargs)
+        copies = tuple(leaf.detach().clone() for leaf in leaves)
+        state = self._state_versions()
+        result = self.module.forward(*args, **kwargs)
+        changed = [name for name, version in self._state_versions().items() if state.get(name) != version]
+        if changed:
+            self._refuse(
+                f"forward changes its own state {changed[0]!r} on each call, which an engine "
+                "would lose; make it an input and an output",
+                changed[0],
+            )
+            return result
+        mutated = frozenset(
+            index
+            for index, (leaf, copy) in enumerate(zip(leaves, copies, strict=True))
+            if not same_bits(leaf, copy)
+        )
+        outputs: list[Tensor] = []
+        try:
+            result_structure = flatten(result, outputs, "out")
+        except TreeError as error:
+            self._refuse(f"result {error.path!r} cannot be recorded: {error.reason}", error.path)
+            return result
+        self.calls.append(
+            RecordedCall(
+                call_structure=call_structure,
+                inputs=copies,
+                result_structure=result_structure,
+                output_shapes=tuple(tuple(output.shape) for output in outputs),
+                output_dtypes=tuple(output.dtype for output in outputs),
+                mutated_inputs=mutated,
+            )
+        )
+        return result
+
+    def _flatten_call(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Structure, ...], list[Tensor]]:
+        leaves: list[Tensor] = []
+        structure = self.call_form.structure(self.call_form.bind(args, kwargs), leaves)
+        for path, leaf in zip(self.call_form.leaf_paths(structure), leaves, strict=True):
+            if not plain_tensor(leaf):
+                reason = (
+                    f"{type(leaf).__name__} with layout {leaf.layout} on {leaf.device} is not a "
+                    "plain dense tensor"
+                )
+                raise TreeError(path, reason)
+            if torch.is_autocast_enabled(leaf.device.type):
+                reason = "the call is under torch.autocast; cast the module instead"
+                raise TreeError(path, reason)
+        return structure, leaves
+
+    def _state_versions(self) -> dict[str, tuple[int, int]]:
+        return {
+            name: (id(tensor), 0 if tensor.is_inference() else tensor._version)  # noqa: SLF001
+            for tensors in (self.module.named_buffers(), self.module.named_parameters())
+            for name, tensor in tensors
+        }
+
+    def _refuse(self, reason: str, path: str | None = None) -> None:
+        msg = f"module {self.name!r} cannot be tuned: {reason}"
+        self.problem = RecordingError(msg, module_name=self.name, path=path)
+        self.calls.clear()
+
+    def groups(self) -> list[list[RecordedCall]]:
+        """Return the calls of each graph, in order of first appearance.
+
+        Raises:
+            RecordingError: Calls of one graph return different structures.
+        """
+        groups: dict[GraphKey, list[RecordedCall]] = {}
+        for call in self.calls:
+            groups.setdefault(call.key, []).append(call)
+        for calls in groups.values():
+            self._check_results(calls)
+        return list(groups.values())
+
+    def _check_results(self, calls: Sequence[RecordedCall]) -> None:
+        first = calls[0]
+        for call in calls[1:]:
+            facts = (call.result_structure, call.output_dtypes, _ranks(call))
+            if facts != (first.result_structure, first.output_dtypes, _ranks(first)):
+                msg = (
+                    f"module {self.name!r} cannot be tuned: calls of one form return results of "
+                    "different structure, dtype, rank or non-tensor values; return tensors for "
+                    "what changes from call to call"
+                )
+                raise RecordingError(msg, module_name=self.name, path="out")
+
+
+def _ranks(call: RecordedCall) -> tuple[int, ...]:
+    return tuple(len(shape) for shape in call.output_shapes)
+
+
+def same_bits(tensor: Tensor, copy: Tensor) -> bool:
+    """Whether a tensor still holds the bits of its copy, so that NaN counts as equal."""
+    return tensor.shape == copy.shape and torch.equal(_bits(tensor), _bits(copy))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)

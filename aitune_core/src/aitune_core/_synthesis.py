@@ -1,0 +1,85 @@
+"""Inputs of other sizes, made out of recorded ones so that ids, masks and positions stay valid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from aitune_core.specs import DynamicDim, GraphSpec
+
+__all__ = ["corner_sizes", "distinct_sizes", "resize_inputs", "strided_copies"]
+
+
+def resize_inputs(
+    graph: GraphSpec, samples: Sequence[Sequence[Tensor]], sizes: Mapping[str, int]
+) -> tuple[Tensor, ...]:
+    """Return inputs whose dims have ``sizes``, by slicing or repeating a recorded sample.
+
+    Args:
+        graph: The graph; dims that ``sizes`` leaves out keep the sample's size.
+        samples: Recorded flat inputs, at least one.
+        sizes: Wanted size of each dim, by name.
+    """
+    base = max(samples, key=lambda sample: (_smallest_axis(graph, sample) > 0, _numel(sample)))
+    resized = []
+    for spec, sample in zip(graph.inputs, base, strict=True):
+        tensor = sample.detach()
+        for axis, dim in spec.dynamic_axes.items():
+            tensor = _resize_axis(tensor, axis, sizes.get(dim.name, tensor.shape[axis]))
+        resized.append(tensor.clone())
+    return tuple(resized)
+
+
+def _resize_axis(tensor: Tensor, axis: int, size: int) -> Tensor:
+    current = tensor.shape[axis]
+    if current == size:
+        return tensor
+    if current == 0:
+        shape = list(tensor.shape)
+        shape[axis] = size
+        return tensor.new_zeros(shape)
+    rows = torch.arange(size, device=tensor.device) % current
+    return tensor.index_select(axis, rows)
+
+
+def _numel(sample: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in sample)
+
+
+def _smallest_axis(graph: GraphSpec, sample: Sequence[Tensor]) -> int:
+    return min(graph.dim_sizes(sample).values(), default=1)
+
+
+def corner_sizes(dims: Mapping[str, DynamicDim]) -> dict[str, dict[str, int]]:
+    """Return named size assignments: all dims at their ends, each dim alone at its ends, interior."""
+    if not dims:
+        return {}
+    lowest = {name: dim.min for name, dim in dims.items()}
+    highest = {name: dim.max for name, dim in dims.items()}
+    cases = {"minimum": lowest, "maximum": highest, "interior": distinct_sizes(dims)}
+    if len(dims) > 1:
+        for name, dim in dims.items():
+            cases[f"{name} at minimum"] = {**highest, name: dim.min}
+    return cases
+
+
+def distinct_sizes(dims: Mapping[str, DynamicDim]) -> dict[str, int]:
+    """Return a size inside each dim's range, different from one another where the ranges allow."""
+    taken: set[int] = set()
+    sizes = {}
+    for name, dim in dims.items():
+        middle = (dim.min + dim.max + 1) // 2
+        by_closeness = sorted(range(dim.min, min(dim.max, middle + 64) + 1), key=lambda size: abs(size - middle))[:256]
+        sizes[name] = next((size for size in by_closeness if size not in taken), middle)
+        taken.add(sizes[name])
+    return sizes
+
+
+def strided_copies(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return equal inputs that are not contiguous, where their rank allows it."""
+    return tuple(
+        torch.stack((tensor, tensor), dim=-1)[..., 0] if tensor.dim() else tensor.clone()
+        for tensor in inputs
+    )

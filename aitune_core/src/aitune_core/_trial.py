@@ -1,0 +1,151 @@
+"""Trying candidates for one graph: build, check, measure."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import torch
+
+from aitune_core._cache import new_work_dir, remove_with
+from aitune_core._dispatch import Dispatcher, TunedGraph
+from aitune_core._graphs import RecordedGraph
+from aitune_core._measurement import measure
+from aitune_core._synthesis import resize_inputs
+from aitune_core._validation import EngineCheck
+from aitune_core.backend import Attempt, Backend, BuildRequest, Engine
+from aitune_core.errors import BuildError
+from aitune_core.strategy import CheckResult, Measurement, Outcome, Trial
+
+__all__ = ["GraphTrial"]
+
+_MAX_TIMED_SAMPLES: Final = 8
+_Passed: TypeAlias = weakref.WeakKeyDictionary[Engine, CheckResult]
+
+
+class GraphTrial(Trial):
+    """The candidates of one graph.
+
+    Args:
+        module_name: Name used in errors and folders.
+        recorded: The graph with its samples.
+        backends: The candidates.
+        device: Where engines must run.
+        started: Called when a candidate is about to be built.
+        finished: Called with what became of it.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        module_name: str,
+        recorded: RecordedGraph,
+        backends: tuple[Backend, ...],
+        device: torch.device,
+        *,
+        started: Callable[[Backend], object],
+        finished: Callable[[Outcome], object],
+    ) -> None:
+        self.graph = recorded.spec
+        self.backends = backends
+        self.outcomes: list[Outcome] = []
+        self._module_name = module_name
+        self._recorded = recorded
+        self._device = device
+        self._started = started
+        self._finished = finished
+        self._check = EngineCheck(
+            recorded.spec, recorded.samples, recorded.flat_module, module_name
+        )
+
+    def prepare(self) -> None:
+        """Compute the eager reference. Raises `RecordingError` where eager is not repeatable."""
+        self._check.prepare()
+
+    def evaluate(self, backend: Backend) -> Outcome:
+        """Build, check and measure a candidate."""
+        self._started(backend)
+        outcome = self._evaluated(backend)
+        self.outcomes.append(outcome)
+        self._finished(outcome)
+        return outcome
+
+    def _evaluated(self, backend: Backend) -> Outcome:
+        attempts: list[Attempt] = []
+        work_dir = new_work_dir(backend.name, f"{self._module_name}-{self.graph.name}")
+        engine: Engine | None = None
+        passed: _Passed = weakref.WeakKeyDictionary()
+        start = time.perf_counter()
+        try:
+            with torch.no_grad():
+                engine = backend.build(self._request(work_dir, attempts, passed))
+                self._check_engine(backend, engine)
+            build_seconds = time.perf_counter() - start
+            check = passed.get(engine) or self._check(engine)
+            measurement, eager = self._measured(backend, engine)
+        except Exception as error:  # noqa: BLE001 - a candidate that fails costs only itself
+            if engine is not None:
+                engine.close()
+            shutil.rmtree(work_dir, ignore_errors=True)
+            return Outcome(
+                backend=backend,
+                error=error,
+                build_seconds=time.perf_counter() - start,
+                attempts=tuple(attempts),
+            )
+        except BaseException:
+            shutil.rmtree(work_dir, ignore_errors=True)
+            raise
+        remove_with(engine, work_dir)
+        return Outcome(
+            backend=backend,
+            engine=engine,
+            check=check,
+            measurement=measurement,
+            eager=eager,
+            build_seconds=build_seconds,
+            attempts=tuple(attempts),
+        )
+
+    def _request(
+        self, work_dir: Path, attempts: list[Attempt], passed: _Passed
+    ) -> BuildRequest:
+        def check(engine: Engine) -> CheckResult:
+            passed[engine] = self._check(engine)
+            return passed[engine]
+
+        return BuildRequest(
+            module=self._recorded.flat_module,
+            graph=self.graph,
+            samples=self._recorded.samples,
+            device=self._device,
+            work_dir=work_dir,
+            inputs_at=functools.partial(resize_inputs, self.graph, self._recorded.samples),
+            check=check,
+            record_attempt=attempts.append,
+        )
+
+    def _check_engine(self, backend: Backend, engine: object) -> None:
+        if not isinstance(engine, Engine) or engine.graph != self.graph:
+            msg = f"backend {backend.name!r} built {engine!r} instead of an Engine for {self.graph.name!r}"
+            raise BuildError(msg, backend_name=backend.name, step="build")
+
+    def _measured(
+        self, backend: Backend, engine: Engine
+    ) -> tuple[Measurement, Measurement]:
+        recorded = self._recorded
+        calls = [recorded.arguments(sample) for sample in recorded.samples[:_MAX_TIMED_SAMPLES]]
+        dispatcher = Dispatcher(recorded.call_form, [TunedGraph(backend, engine)])
+        with torch.no_grad():
+            tuned, eager = measure(
+                [
+                    [functools.partial(dispatcher.call, args, kwargs) for args, kwargs in calls],
+                    [functools.partial(recorded.module.forward, *args, **kwargs) for args, kwargs in calls],
+                ],
+                self._device,
+            )
+        return tuned, eager

@@ -1,0 +1,422 @@
+"""`tune`: record, try candidates, let the strategy choose, install, report."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+import pluggy
+import torch
+
+from aitune_core._dispatch import Dispatcher, TunedGraph
+from aitune_core._graphs import RecordedGraph, recorded_graphs
+from aitune_core._inputs import Call, calls_of, resized_call, to_device
+from aitune_core._module import ACTIVE_RECORDER, Module, ModuleState, state_of
+from aitune_core._plugins import PluginRegistry, default_registry
+from aitune_core._progress import Progress, progress
+from aitune_core._recording import ModuleRecording
+from aitune_core._report import (
+    CandidateReport,
+    GraphReport,
+    ModuleReport,
+    TuneReport,
+    environment_report,
+)
+from aitune_core._trial import GraphTrial
+from aitune_core.backend import Backend, Engine
+from aitune_core.errors import AituneError, ConfigError, RecordingError, TuningError
+from aitune_core.strategy import Decision, Strategy
+
+__all__ = ["tune"]
+
+
+class _Recorder:
+    """Collects the calls of every wrapped module that is reached."""
+
+    def __init__(self) -> None:
+        self.recordings: dict[ModuleState, ModuleRecording] = {}
+        self.notes: dict[ModuleState, list[str]] = {}
+
+    def record(
+        self, state: ModuleState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:  # noqa: ANN401
+        """Run the call eagerly and note it."""
+        state.bring_back()
+        recording = self.recordings.get(state)
+        if recording is None:
+            recording = ModuleRecording(state.name, state.module, state.call_form)
+            self.recordings[state] = recording
+            self.notes[state] = []
+        if state.module.training:
+            state.module.eval()
+            self.notes[state].append("was in training mode and is now in eval mode")
+        return recording.record(args, kwargs)
+
+
+class _EagerOnly:
+    """Keeps wrapped modules inside wrapped modules eager while candidates are tried."""
+
+    def record(
+        self, state: ModuleState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:  # noqa: ANN401
+        """Run the call eagerly."""
+        return state.eager(args, kwargs)
+
+
+@contextlib.contextmanager
+def _recorder(recorder: _Recorder | _EagerOnly) -> Iterator[None]:
+    token = ACTIVE_RECORDER.set(recorder)
+    try:
+        yield
+    finally:
+        ACTIVE_RECORDER.reset(token)
+
+
+@attrs.define
+class _Plan:
+    """One module on its way through a tuning."""
+
+    state: ModuleState
+    strategy: Strategy
+    backends: tuple[Backend, ...]
+    graphs: list[RecordedGraph]
+    notes: list[str]
+    trials: list[GraphTrial] = attrs.field(factory=list)
+    decisions: list[Decision] = attrs.field(factory=list)
+    problem: AituneError | None = None
+
+    @property
+    def winners(self) -> list[TunedGraph]:
+        """The graphs whose engines the strategy chose."""
+        return [
+            TunedGraph(decision.winner.backend, decision.winner.engine)
+            for decision in self.decisions
+            if decision.winner is not None and decision.winner.engine is not None
+        ]
+
+    def close_engines(self, *, keep: Sequence[Engine] = ()) -> None:
+        """Close the engines that are not kept."""
+        for trial in self.trials:
+            for outcome in trial.outcomes:
+                if outcome.engine is not None and outcome.engine not in keep:
+                    outcome.engine.close()
+
+
+def tune(  # noqa: PLR0913
+    func: Callable[..., object],
+    input_data: object,
+    *,
+    strategy: Strategy | str | None = None,
+    device: torch.device | str | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    max_calls: int | None = None,
+    dry_run: bool = False,
+    on_failure: Literal["raise", "eager"] = "raise",
+    registry: PluginRegistry | None = None,
+) -> TuneReport:
+    """Tune every wrapped module that ``func`` reaches.
+
+    Nothing is changed until every module has been decided; an error leaves earlier tuned graphs
+    in place. Modules in training mode are put into eval mode, and the report says so.
+
+    Args:
+        func: A `Module`, or a callable (a pipeline) that calls wrapped modules inside, in the
+            calling thread.
+        input_data: A tensor, one call, or an iterable of calls such as a DataLoader. A call is a
+            tensor, a tuple of arguments, a mapping of keyword arguments, or ``(args, kwargs)``,
+            batched as in production. Recorded tensors are kept in memory while tuning.
+        strategy: How to choose, for modules that were made without one.
+        device: Where to tune; for a `Module`, it and its inputs are moved there. None means CUDA
+            when there is one, else the CPU; for a pipeline, where its modules are called.
+        batch_sizes: Further calls with these batch sizes, made out of each call by slicing or
+            repeating rows along axis 0.
+        max_calls: Use only so many elements of ``input_data``; None means all.
+        dry_run: Record and report graphs, build nothing, change nothing.
+        on_failure: What to do where no candidate wins: ``"raise"``, or keep ``"eager"`` and say
+            so in the report.
+        registry: The plugins to use; None means the installed ones.
+
+    Returns:
+        What was done.
+
+    Raises:
+        ConfigError: An argument cannot be used.
+        RecordingError: No call reached a wrapped module, or a module cannot be tuned.
+        TuningError: No candidate won; holds one error per failed candidate.
+        UnknownBackendError, UnknownStrategyError: A name is not registered.
+        BackendUnavailableError: A named backend cannot run here.
+    """
+    start = time.perf_counter()
+    chosen = _checked_device(device)
+    _check_arguments(func, batch_sizes, max_calls, on_failure)
+    registry = registry or default_registry()
+    with progress() as observer:
+        observers = _observers(registry, observer)
+        if isinstance(func, Module):
+            # Names are resolved before anything runs.
+            _resolve(state_of(func), strategy, registry)
+            chosen = chosen or _default_device()
+            _move(func, chosen, observer)
+        recorder = _record(func, input_data, batch_sizes, max_calls, chosen)
+        plans = _plan(recorder, strategy, registry, on_failure)
+        device = chosen or _recorded_device(plans)
+        if not dry_run:
+            _decide(plans, device, observers, on_failure)
+            _install(plans)
+        report = TuneReport(
+            modules=tuple(_module_report(plan) for plan in plans),
+            device=str(device),
+            environment=environment_report(device),
+            seconds=time.perf_counter() - start,
+            dry_run=dry_run,
+        )
+        observers.hook.aitune_tuning_finished(report=report)
+    return report
+
+
+def _check_arguments(
+    func: object, batch_sizes: Sequence[int] | None, max_calls: int | None, on_failure: object
+) -> None:
+    if not callable(func):
+        msg = f"func must be a Module or a callable that calls one, got {func!r}"
+        raise ConfigError(msg, field="func", value=func, allowed="a Module or a callable")
+    for field, values in (("batch_sizes", batch_sizes), ("max_calls", None if max_calls is None else [max_calls])):
+        for value in values or ():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                msg = f"{field} takes integers >= 1, got {value!r}"
+                raise ConfigError(msg, field=field, value=value, allowed="integers >= 1")
+    if on_failure not in ("raise", "eager"):
+        msg = f"on_failure must be 'raise' or 'eager', got {on_failure!r}"
+        raise ConfigError(msg, field="on_failure", value=on_failure, allowed=("raise", "eager"))
+
+
+def _checked_device(device: torch.device | str | None) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        msg = f"device must be a torch device such as 'cuda' or 'cpu', got {device!r}"
+        raise ConfigError(msg, field="device", value=device, allowed="a torch device") from error
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.type != "cuda" or not torch.cuda.is_available():
+        msg = f"device {str(found)!r} is not available here; use 'cpu'"
+        raise ConfigError(msg, field="device", value=device, allowed="an available device")
+    index = torch.cuda.current_device() if found.index is None else found.index
+    if index >= torch.cuda.device_count():
+        msg = f"device {str(found)!r} does not exist, there are {torch.cuda.device_count()} CUDA devices"
+        raise ConfigError(msg, field="device", value=device, allowed="an existing device")
+    return torch.device("cuda", index)
+
+
+def _default_device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _observers(registry: PluginRegistry, observer: Progress) -> pluggy.PluginManager:
+    """A manager for this tuning alone: the registry's plugins and the progress display."""
+    manager = registry.observers()
+    manager.register(observer)
+    return manager
+
+
+def _move(module: Module, device: torch.device, observer: Progress) -> None:
+    state = state_of(module)
+    state.bring_back()
+    observer.say(f"{state.name}: tuning on {device}")
+    tensors = [*state.module.parameters(), *state.module.buffers()]
+    if any(tensor.device != device for tensor in tensors):
+        state.module.to(device)
+
+
+def _record(
+    func: Callable[..., object],
+    input_data: object,
+    batch_sizes: Sequence[int] | None,
+    max_calls: int | None,
+    device: torch.device | None,
+) -> _Recorder:
+    recorder = _Recorder()
+    count = 0
+    with _recorder(recorder), torch.no_grad():
+        for call in calls_of(input_data, max_calls):
+            for args, kwargs in _variants(call, batch_sizes, device):
+                count += 1
+                func(*args, **kwargs)
+    if count == 0:
+        msg = "input_data holds no calls; give at least one"
+        raise RecordingError(msg)
+    if not recorder.recordings:
+        msg = (
+            f"none of the {count} calls reached a wrapped module; wrap the modules that func "
+            "calls with aitune_core.Module, and call them in the calling thread"
+        )
+        raise RecordingError(msg)
+    return recorder
+
+
+def _variants(
+    call: Call, batch_sizes: Sequence[int] | None, device: torch.device | None
+) -> Iterator[Call]:
+    if device is not None:
+        call = to_device(call, device)
+    yield call
+    for batch in batch_sizes or ():
+        yield resized_call(call, batch)
+
+
+def _resolve(
+    state: ModuleState, strategy: Strategy | str | None, registry: PluginRegistry
+) -> tuple[Strategy, tuple[Backend, ...]]:
+    chosen = state.strategy or strategy or "first_wins"
+    if isinstance(chosen, type) or not isinstance(chosen, Strategy | str):
+        msg = f"strategy must be a Strategy or a name, got {chosen!r}"
+        raise ConfigError(msg, field="strategy", value=chosen, allowed="Strategy or str")
+    if isinstance(chosen, str):
+        chosen = registry.strategy(chosen)
+    return chosen, registry.resolve(chosen.backends)
+
+
+def _plan(
+    recorder: _Recorder,
+    strategy: Strategy | str | None,
+    registry: PluginRegistry,
+    on_failure: str,
+) -> list[_Plan]:
+    plans = []
+    for state, recording in recorder.recordings.items():
+        chosen, backends = _resolve(state, strategy, registry)
+        plan = _Plan(state, chosen, backends, [], recorder.notes[state])
+        try:
+            with _recorder(_EagerOnly()):
+                plan.graphs = recorded_graphs(recording, state.dynamic_shapes)
+        except RecordingError as error:
+            if on_failure == "raise":
+                raise
+            plan.problem = error
+            plan.notes.append(f"stays eager: {error}")
+        plans.append(plan)
+    return plans
+
+
+def _recorded_device(plans: Sequence[_Plan]) -> torch.device:
+    devices = {
+        tensor.device
+        for plan in plans
+        for graph in plan.graphs
+        for sample in graph.samples
+        for tensor in sample
+    }
+    if len(devices) > 1:
+        msg = (
+            f"the modules were called with tensors on {sorted(map(str, devices))}; tune on one "
+            "device, all inputs of a module on it"
+        )
+        raise ConfigError(msg, field="device", value=devices, allowed="one device")
+    return devices.pop() if devices else torch.device("cpu")
+
+
+def _decide(
+    plans: Sequence[_Plan], device: torch.device, observers: pluggy.PluginManager, on_failure: str
+) -> None:
+    """Try the candidates of every graph; on an error, no engine stays open."""
+    try:
+        for plan in plans:
+            for recorded in plan.graphs:
+                _decide_graph(plan, recorded, device, observers, on_failure)
+    except BaseException:
+        for plan in plans:
+            plan.close_engines()
+        raise
+
+
+def _decide_graph(
+    plan: _Plan,
+    recorded: RecordedGraph,
+    device: torch.device,
+    observers: pluggy.PluginManager,
+    on_failure: str,
+) -> None:
+    name, graph = plan.state.name, recorded.spec
+    trial = GraphTrial(
+        name,
+        recorded,
+        plan.backends,
+        device,
+        started=lambda backend: observers.hook.aitune_candidate_started(
+            module_name=name, graph=graph, backend=backend
+        ),
+        finished=lambda outcome: observers.hook.aitune_candidate_finished(
+            module_name=name, graph=graph, outcome=outcome
+        ),
+    )
+    plan.trials.append(trial)
+    with _recorder(_EagerOnly()):
+        try:
+            trial.prepare()
+        except RecordingError as error:
+            if on_failure == "raise":
+                raise
+            plan.decisions.append(Decision(None, str(error)))
+            return
+        decision = plan.strategy.decide(trial)
+    plan.decisions.append(decision)
+    if decision.winner is None and on_failure == "raise":
+        raise _tuning_error(plan, trial, decision)
+
+
+def _tuning_error(plan: _Plan, trial: GraphTrial, decision: Decision) -> Exception:
+    errors: list[Exception] = [
+        outcome.error for outcome in trial.outcomes if outcome.error is not None
+    ]
+    msg = (
+        f"module {plan.state.name!r}, {trial.graph.name}: {decision.reason}; pass "
+        "on_failure='eager' to keep eager"
+    )
+    return TuningError(msg, errors) if errors else TuningError(msg, [AituneError(decision.reason)])
+
+
+def _install(plans: Sequence[_Plan]) -> None:
+    for plan in plans:
+        winners = plan.winners
+        plan.close_engines(keep=[graph.engine for graph in winners])
+        state = plan.state
+        state.install(Dispatcher(state.call_form, winners) if winners else None)
+        if winners and state.after_tune == "offload":
+            state.offload()
+        elif winners and state.after_tune == "release":
+            state.release()
+
+
+def _module_report(plan: _Plan) -> ModuleReport:
+    graphs = []
+    for position, recorded in enumerate(plan.graphs):
+        decided = position < len(plan.decisions)
+        winner = plan.decisions[position].winner if decided else None
+        graphs.append(
+            GraphReport(
+                name=recorded.spec.name,
+                inputs=tuple(str(spec) for spec in recorded.spec.inputs),
+                dims=tuple(str(dim) for dim in recorded.spec.dims.values()),
+                samples=len(recorded.samples),
+                candidates=tuple(
+                    CandidateReport.of(outcome) for outcome in plan.trials[position].outcomes
+                )
+                if decided
+                else (),
+                winner=None if winner is None else winner.backend.name,
+                reason=plan.decisions[position].reason if decided else "",
+            )
+        )
+    return ModuleReport(
+        name=plan.state.name,
+        strategy=plan.strategy.name,
+        graphs=tuple(graphs),
+        notes=tuple(plan.notes),
+    )
