@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -20,7 +21,7 @@ from aitune_backend_onnxruntime.quiet import quiet_export
 from aitune_backend_onnxruntime.samples import varying_axes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from aitune_core.backend import BuildRequest
     from aitune_core.specs import GraphSpec, TensorSpec
@@ -111,7 +112,7 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
     modes = [(part, part.training) for part in request.module.modules()]
     folder = Path(tempfile.mkdtemp(prefix="export-", dir=request.work_dir))
     try:
-        with quiet_export(), torch.no_grad():
+        with quiet_export(), torch.no_grad(), _plain_attention():
             if plan.exporter == "dynamo":
                 _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
             else:
@@ -124,6 +125,17 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
         for part, training in modes:
             part.training = training
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Switch off the fused eager path of ``nn.TransformerEncoderLayer``, which has no ONNX form."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # noqa: FBT003
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def _export_with_dynamo(

@@ -7,6 +7,8 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -30,12 +32,16 @@ def quiet_export() -> Iterator[None]:
             names.add(name)
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
+    # The tracer prints whole graphs to standard output when it fails; torch has no public switch.
+    prints = torch._C._jit_is_onnx_log_enabled()  # noqa: SLF001
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            torch._C._jit_set_onnx_log_enabled(False)  # noqa: FBT003, SLF001
             for logger in loggers:
                 logger.setLevel(logging.CRITICAL + 1)
             yield
         finally:
+            torch._C._jit_set_onnx_log_enabled(prints)  # noqa: SLF001
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from aitune_core._calls import CallForm
 from aitune_core._recording import plain_tensor
+from aitune_core._scalars import CallStructure, family, lift, number_places, scalar_tensor
 from aitune_core._trees import HOLE, Structure, TreeError, hole_paths, unflatten
 from aitune_core.backend import Backend, Engine
 from aitune_core.errors import InputMismatchError
@@ -80,9 +81,14 @@ class Dispatcher:
         self.call_form = call_form
         self.graphs = tuple(graphs)
         self.device = graphs[0].engine.device
-        self._by_form: dict[tuple[Structure, ...], list[TunedGraph]] = {}
+        self._by_form: dict[CallStructure, list[TunedGraph]] = {}
+        #: Forms in which numbers are inputs, by the form in which all numbers are.
+        self._families: dict[CallStructure, list[CallStructure]] = {}
         for graph in self.graphs:
-            self._by_form.setdefault(graph.graph.call_structure, []).append(graph)
+            form = graph.graph.call_structure
+            self._by_form.setdefault(form, []).append(graph)
+            if number_places(form):
+                self._families.setdefault(family(form), []).append(form)
         self._remembered: dict[Any, TunedGraph] = {}
 
     def find(
@@ -104,6 +110,8 @@ class Dispatcher:
         for position, leaf in enumerate(leaves):
             if type(leaf) not in _PLAIN_TYPES or (grad and leaf.requires_grad):
                 self._check_leaf(position, leaf, structure, grad=grad)
+        if self._families and structure not in self._by_form:
+            structure, leaves = self._with_inputs_for_numbers(structure, leaves)
         key = (structure, tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves]))
         graph = self._remembered.get(key)
         if graph is None:
@@ -119,13 +127,25 @@ class Dispatcher:
             raise Miss(InputMismatchError(msg, path="autocast", expected=False, got=True))
         return graph, leaves
 
+    def _with_inputs_for_numbers(
+        self, structure: CallStructure, leaves: list[Tensor]
+    ) -> tuple[CallStructure, list[Tensor]]:
+        for form in self._families.get(family(structure), ()):
+            lifted, mixed = lift(structure, leaves, number_places(form))
+            if lifted == form:
+                return lifted, [
+                    leaf if isinstance(leaf, Tensor) else scalar_tensor(leaf, self.device)
+                    for leaf in mixed
+                ]
+        return structure, leaves
+
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Run a call on its graph. Raises as `find`."""
         graph, inputs = self.find(args, kwargs)
         return graph.call(inputs)
 
     def _check_leaf(
-        self, position: int, leaf: Tensor, structure: tuple[Structure, ...], *, grad: bool
+        self, position: int, leaf: Tensor, structure: CallStructure, *, grad: bool
     ) -> None:
         path = self.call_form.leaf_paths(structure)[position]
         if not plain_tensor(leaf):
@@ -143,7 +163,7 @@ class Dispatcher:
             raise Miss(InputMismatchError(msg, path=path, expected="no grad", got="requires grad"))
 
     def _find_slowly(
-        self, structure: tuple[Structure, ...], leaves: Sequence[Tensor]
+        self, structure: CallStructure, leaves: Sequence[Tensor]
     ) -> TunedGraph:
         candidates = self._by_form.get(structure)
         if candidates is None:
@@ -175,7 +195,7 @@ class Dispatcher:
                     msg, path=spec.path, expected=str(self.device), got=str(leaf.device)
                 )
 
-    def _form_mismatch(self, structure: tuple[Structure, ...]) -> InputMismatchError:
+    def _form_mismatch(self, structure: CallStructure) -> InputMismatchError:
         """Say which argument differs from the nearest tuned calling form."""
         nearest = max(
             self._by_form, key=lambda form: sum(a == b for a, b in zip(form, structure, strict=True))

@@ -14,6 +14,7 @@ import torch
 from aitune_core._calls import CallForm
 from aitune_core._flat import FlatModule
 from aitune_core._recording import ModuleRecording, RecordedCall
+from aitune_core._scalars import scalar_kinds
 from aitune_core._synthesis import distinct_sizes, resize_inputs
 from aitune_core._trees import hole_paths
 from aitune_core.errors import ConfigError, InputMismatchError
@@ -37,23 +38,33 @@ class RecordedGraph:
         samples: Flat inputs of each recorded call.
         module: The module.
         call_form: Its signature.
+        by_value: Where numbers that change are inputs: the graphs with these numbers by value,
+            for backends or modules that cannot take them as tensors.
     """
 
     spec: GraphSpec
     samples: tuple[tuple[torch.Tensor, ...], ...]
     module: torch.nn.Module
     call_form: CallForm
+    by_value: tuple[RecordedGraph, ...] = ()
 
     @functools.cached_property
     def flat_module(self) -> FlatModule:
-        """The module on flat tensors."""
+        """The module on flat tensors, for backends."""
         return FlatModule(self.module, self.call_form, self.spec)
+
+    @functools.cached_property
+    def reference(self) -> FlatModule:
+        """The eager module on flat tensors, with numbers as users give them."""
+        return FlatModule(self.module, self.call_form, self.spec, numbers=True)
 
     def arguments(
         self, sample: Sequence[torch.Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return ``(args, kwargs)`` of a call with copies of a sample's tensors."""
-        copies = [tensor.clone() for tensor in sample]
+        copies: list[Any] = [tensor.clone() for tensor in sample]
+        for index, kind in scalar_kinds(self.spec.call_structure).items():
+            copies[index] = kind(sample[index].item())
         return self.call_form.arguments(self.spec.call_structure, copies)
 
 
@@ -71,10 +82,15 @@ def recorded_graphs(
         raise recording.problem
     groups = recording.groups()
     explicit = _Explicit(dynamic_shapes or {})
-    graphs = [
-        _graph(f"graph_{position}", calls, recording, explicit)
-        for position, calls in enumerate(groups)
-    ]
+    graphs = []
+    for position, group in enumerate(groups):
+        name = f"graph_{position}"
+        alternatives = tuple(
+            _graph(f"{name}_{value}", calls, recording, explicit)
+            for value, calls in enumerate(group.by_value)
+        )
+        graph = _graph(name, group.calls, recording, explicit)
+        graphs.append(attrs.evolve(graph, by_value=alternatives))
     explicit.check_used(recording.name)
     return graphs
 
@@ -169,7 +185,7 @@ def _probe(
     inputs = resize_inputs(draft, [call.inputs for call in calls], sizes)
     try:
         with torch.no_grad():
-            outputs = FlatModule(module, form, draft)(*inputs)
+            outputs = FlatModule(module, form, draft, numbers=True)(*inputs)
     except Exception:  # noqa: BLE001 - the module may refuse sizes that nobody called it with
         return None
     if len(outputs) != len(calls[0].output_shapes) + len(draft.mutated_inputs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from aitune_core._calls import CallForm
+from aitune_core._scalars import family, lift, numbers_of, scalar_tensor
 from aitune_core._trees import Structure, TreeError, flatten
 from aitune_core.errors import RecordingError
 
-__all__ = ["GraphKey", "ModuleRecording", "RecordedCall", "plain_tensor", "same_bits"]
+__all__ = ["GraphKey", "ModuleRecording", "RecordedCall", "RecordedGroup", "plain_tensor", "same_bits"]
 
 GraphKey: TypeAlias = tuple[tuple[Structure, ...], tuple[tuple[torch.dtype, int, str], ...]]
 
@@ -41,8 +42,30 @@ class RecordedCall:
     @property
     def key(self) -> GraphKey:
         """What calls of one graph have in common."""
-        facts = tuple((tensor.dtype, tensor.dim(), tensor.device.type) for tensor in self.inputs)
-        return (self.call_structure, facts)
+        return (self.call_structure, self._facts)
+
+    @property
+    def family(self) -> GraphKey:
+        """What calls have in common that differ in tensors and in the values of numbers."""
+        return (family(self.call_structure), self._facts)
+
+    @property
+    def _facts(self) -> tuple[tuple[torch.dtype, int, str], ...]:
+        return tuple((tensor.dtype, tensor.dim(), tensor.device.type) for tensor in self.inputs)
+
+
+@attrs.frozen
+class RecordedGroup:
+    """The calls of one graph.
+
+    Attributes:
+        calls: The calls; numbers that changed between them are inputs.
+        by_value: The same calls with numbers by value, one sequence per combination of values;
+            empty where no number changed.
+    """
+
+    calls: tuple[RecordedCall, ...]
+    by_value: tuple[tuple[RecordedCall, ...], ...] = ()
 
 
 def plain_tensor(tensor: Tensor) -> bool:
@@ -138,18 +161,30 @@ class ModuleRecording:
         self.problem = RecordingError(msg, module_name=self.name, path=path)
         self.calls.clear()
 
-    def groups(self) -> list[list[RecordedCall]]:
+    def groups(self) -> list[RecordedGroup]:
         """Return the calls of each graph, in order of first appearance.
+
+        Calls that differ in the values of numbers alone form one graph, in which the numbers that
+        changed are inputs.
 
         Raises:
             RecordingError: Calls of one graph return different structures.
         """
-        groups: dict[GraphKey, list[RecordedCall]] = {}
+        families: dict[GraphKey, list[RecordedCall]] = {}
         for call in self.calls:
-            groups.setdefault(call.key, []).append(call)
-        for calls in groups.values():
+            families.setdefault(call.family, []).append(call)
+        groups = []
+        for calls in families.values():
             self._check_results(calls)
-        return list(groups.values())
+            exact: dict[GraphKey, list[RecordedCall]] = {}
+            for call in calls:
+                exact.setdefault(call.key, []).append(call)
+            if len(exact) == 1:
+                groups.append(RecordedGroup(tuple(calls)))
+            else:
+                lifted = tuple(_with_inputs_for_numbers(calls))
+                groups.append(RecordedGroup(lifted, tuple(map(tuple, exact.values()))))
+        return groups
 
     def _check_results(self, calls: Sequence[RecordedCall]) -> None:
         first = calls[0]
@@ -166,6 +201,27 @@ class ModuleRecording:
 
 def _ranks(call: RecordedCall) -> tuple[int, ...]:
     return tuple(len(shape) for shape in call.output_shapes)
+
+
+def _with_inputs_for_numbers(calls: Sequence[RecordedCall]) -> Iterator[RecordedCall]:
+    """Yield calls of one family with the numbers that differ between them turned into inputs."""
+    columns = zip(*(numbers_of(call.call_structure) for call in calls), strict=True)
+    changing = frozenset(
+        place for place, values in enumerate(columns) if len({repr(value) for value in values}) > 1
+    )
+    for call in calls:
+        device = call.inputs[0].device if call.inputs else torch.device("cpu")
+        structure, leaves = lift(call.call_structure, call.inputs, changing)
+        inputs = tuple(
+            leaf if isinstance(leaf, Tensor) else scalar_tensor(leaf, device) for leaf in leaves
+        )
+        tensors = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        yield attrs.evolve(
+            call,
+            call_structure=structure,
+            inputs=inputs,
+            mutated_inputs=frozenset(tensors[index] for index in call.mutated_inputs),
+        )
 
 
 def same_bits(tensor: Tensor, copy: Tensor) -> bool:

@@ -12,12 +12,13 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from aitune_core._trees import HOLE, Context, Omitted, Structure, TreeError
+from aitune_core._trees import HOLE, SCALAR_HOLE, Context, Omitted, Structure, TreeError
 
 __all__ = ["structure_from_json", "structure_to_json"]
 
 _TORCH_VALUES: Final = (torch.dtype, torch.layout, torch.memory_format)
 _KEY_TYPES: Final[Mapping[str, type]] = {"str": str, "int": int, "bool": bool}
+_SCALARS: Final[Mapping[object, type]] = {"int": int, "float": float}
 _RETURN_TYPES: Final = "torch.return_types."
 _REGISTER: Final = (
     "register it with a serialized_type_name, through torch.export.register_dataclass or "
@@ -34,6 +35,8 @@ def structure_to_json(structure: Structure, path: str = "") -> Any:  # noqa: ANN
     tag = structure[0]
     if tag == "*":
         return "*"
+    if tag == SCALAR_HOLE:
+        return {"scalar": structure[1].__name__}
     if tag == "=":
         return {"value": _value_to_json(structure[1], structure[2], path)}
     children = [structure_to_json(child, path) for child in structure[-1]]
@@ -62,6 +65,8 @@ def structure_from_json(data: object) -> Structure:
         raise TreeError("", f"a structure must be '*' or an object, got {data!r:.80}")
     if "value" in data:
         return _value_from_json(data["value"])
+    if data.get("scalar") in _SCALARS:
+        return (SCALAR_HOLE, _SCALARS[data["scalar"]])
     for tag in ("tuple", "list"):
         if tag in data:
             return (tag, _children_from_json(data[tag]))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -19,13 +20,15 @@ from torch.utils import _pytree as pytree
 
 __all__ = [
     "HOLE",
+    "SCALAR_HOLE",
     "Context",
     "Omitted",
     "Structure",
     "TreeError",
-    "constants",
     "flatten",
     "hole_paths",
+    "leaf_paths",
+    "map_leaves",
     "unflatten",
 ]
 
@@ -33,8 +36,11 @@ Structure: TypeAlias = tuple[Any, ...]
 
 #: Place of a tensor.
 HOLE: Final[Structure] = ("*",)
+#: Tag of the place of a number that was made an input: ``(SCALAR_HOLE, int)``.
+SCALAR_HOLE: Final = "#"
 
 _VALUE: Final = "="
+_LEAF_TAGS: Final = frozenset({"*", SCALAR_HOLE, _VALUE})
 _NODE: Final = "node"
 _DATACLASS: Final = "dataclass"
 _PLAIN_VALUES: Final = (type(None), bool, int, str)
@@ -174,7 +180,7 @@ def _child_paths(node: pytree.NodeDef, value: object, count: int, path: str) -> 
 def unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:  # noqa: ANN401
     """Build the value that ``structure`` describes, taking one leaf per hole."""
     tag = structure[0]
-    if tag == "*":
+    if tag == "*" or tag == SCALAR_HOLE:
         return next(leaves)
     if tag == _VALUE:
         value = structure[2]
@@ -205,28 +211,25 @@ def _rebuild_dataclass(kind: type, names: Sequence[str], parts: Sequence[object]
 
 
 def hole_paths(structure: Structure, path: str = "") -> list[str]:
-    """Return the path of every tensor, in order."""
-    return [leaf_path for leaf_path, value in _leaf_paths(structure, path) if value is HOLE]
+    """Return the path of every tensor and of every number that is an input, in order."""
+    return [leaf_path for leaf_path, leaf in leaf_paths(structure, path) if leaf[0] != _VALUE]
 
 
-def constants(structure: Structure, path: str = "") -> list[tuple[str, object]]:
-    """Return path and value of every leaf that is not a tensor, in order."""
-    return [
-        (leaf_path, unflatten(leaf, iter(())))
-        for leaf_path, leaf in _leaf_paths(structure, path)
-        if leaf is not HOLE
-    ]
-
-
-def _leaf_paths(structure: Structure, path: str) -> Iterator[tuple[str, Structure]]:
-    tag = structure[0]
-    if tag == "*":
-        yield path, HOLE
-    elif tag == _VALUE:
+def leaf_paths(structure: Structure, path: str = "") -> Iterator[tuple[str, Structure]]:
+    """Yield path and structure of every leaf, in order."""
+    if structure[0] in _LEAF_TAGS:
         yield path, structure
     else:
         for name, child in zip(_child_names(structure), _children(structure), strict=True):
-            yield from _leaf_paths(child, f"{path}{name}")
+            yield from leaf_paths(child, f"{path}{name}")
+
+
+def map_leaves(structure: Structure, change: Callable[[Structure], Structure]) -> Structure:
+    """Return the structure with every leaf replaced by what ``change`` makes of it, in order."""
+    if structure[0] in _LEAF_TAGS:
+        return change(structure)
+    children = tuple(map_leaves(child, change) for child in _children(structure))
+    return (*structure[:-1], children)
 
 
 def _children(structure: Structure) -> tuple[Structure, ...]:
@@ -242,15 +245,8 @@ def _child_names(structure: Structure) -> list[str]:
         return [f".{name}" for name in structure[2]]
     if tag == _NODE:
         node = _node_def(structure[1])
-        rebuilt = unflatten(structure, iter([None] * _count_holes(structure)))
         assert node is not None, "a structure is made from registered containers only"  # noqa: S101
+        # Stand-ins are tensors, since some containers drop what is None.
+        rebuilt = unflatten(structure, itertools.repeat(torch.empty(0)))
         return _child_paths(node, rebuilt, len(children), "")
     return [f"[{position}]" for position in range(len(children))]
-
-
-def _count_holes(structure: Structure) -> int:
-    if structure is HOLE:
-        return 1
-    if structure[0] == _VALUE:
-        return 0
-    return sum(_count_holes(child) for child in _children(structure))

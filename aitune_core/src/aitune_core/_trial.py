@@ -59,7 +59,7 @@ class GraphTrial(Trial):
         self._started = started
         self._finished = finished
         self._check = EngineCheck(
-            recorded.spec, recorded.samples, recorded.flat_module, module_name
+            recorded.spec, recorded.samples, recorded.reference, module_name
         )
 
     def prepare(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import attrs
 import pluggy
@@ -25,12 +25,16 @@ from aitune_core._report import (
     TuneReport,
     environment_report,
 )
+from aitune_core._scalars import scalar_kinds
 from aitune_core._trial import GraphTrial
 from aitune_core.backend import Backend, Engine
 from aitune_core.errors import AituneError, ConfigError, RecordingError, TuningError
 from aitune_core.strategy import Decision, Strategy
 
 __all__ = ["tune"]
+
+#: Values of a number for which graphs are built where it cannot be an input.
+_MAX_GRAPHS_BY_VALUE: Final = 8
 
 
 class _Recorder:
@@ -82,8 +86,10 @@ class _Plan:
     state: ModuleState
     strategy: Strategy
     backends: tuple[Backend, ...]
-    graphs: list[RecordedGraph]
+    recorded: list[RecordedGraph]
     notes: list[str]
+    #: The graphs that were decided, with their trials and decisions.
+    graphs: list[RecordedGraph] = attrs.field(factory=list)
     trials: list[GraphTrial] = attrs.field(factory=list)
     decisions: list[Decision] = attrs.field(factory=list)
     problem: AituneError | None = None
@@ -295,7 +301,7 @@ def _plan(
         plan = _Plan(state, chosen, backends, [], recorder.notes[state])
         try:
             with _recorder(_EagerOnly()):
-                plan.graphs = recorded_graphs(recording, state.dynamic_shapes)
+                plan.recorded = recorded_graphs(recording, state.dynamic_shapes)
         except RecordingError as error:
             if on_failure == "raise":
                 raise
@@ -309,7 +315,7 @@ def _recorded_device(plans: Sequence[_Plan]) -> torch.device:
     devices = {
         tensor.device
         for plan in plans
-        for graph in plan.graphs
+        for graph in plan.recorded
         for sample in graph.samples
         for tensor in sample
     }
@@ -328,12 +334,49 @@ def _decide(
     """Try the candidates of every graph; on an error, no engine stays open."""
     try:
         for plan in plans:
-            for recorded in plan.graphs:
-                _decide_graph(plan, recorded, device, observers, on_failure)
+            for recorded in plan.recorded:
+                _decide_family(plan, recorded, device, observers, on_failure)
     except BaseException:
         for plan in plans:
             plan.close_engines()
         raise
+
+
+def _decide_family(
+    plan: _Plan,
+    recorded: RecordedGraph,
+    device: torch.device,
+    observers: pluggy.PluginManager,
+    on_failure: str,
+) -> None:
+    """Decide a graph; where its numbers cannot be inputs, decide one graph per recorded value."""
+    if not recorded.by_value:
+        _decide_graph(plan, recorded, device, observers, on_failure)
+        return
+    _decide_graph(plan, recorded, device, observers, "eager")
+    decision = plan.decisions[-1]
+    if decision.winner is not None:
+        return
+    numbers = _changing_numbers(recorded)
+    count = len(recorded.by_value)
+    if count > _MAX_GRAPHS_BY_VALUE:
+        plan.notes.append(
+            f"{numbers} took {count} values and cannot be inputs; these calls stay eager: "
+            f"{decision.reason}"
+        )
+        return
+    plan.notes.append(
+        f"{numbers} cannot be inputs; the {count} recorded values have a graph each, calls with "
+        "other values run eagerly"
+    )
+    for graph in recorded.by_value:
+        _decide_graph(plan, graph, device, observers, on_failure)
+
+
+def _changing_numbers(recorded: RecordedGraph) -> str:
+    inputs = recorded.spec.inputs
+    places = scalar_kinds(recorded.spec.call_structure)
+    return "numbers " + ", ".join(repr(inputs[place].path) for place in places)
 
 
 def _decide_graph(
@@ -356,6 +399,7 @@ def _decide_graph(
             module_name=name, graph=graph, outcome=outcome
         ),
     )
+    plan.graphs.append(recorded)
     plan.trials.append(trial)
     with _recorder(_EagerOnly()):
         try:
@@ -396,7 +440,7 @@ def _install(plans: Sequence[_Plan]) -> None:
 
 def _module_report(plan: _Plan) -> ModuleReport:
     graphs = []
-    for position, recorded in enumerate(plan.graphs):
+    for position, recorded in enumerate(plan.graphs or plan.recorded):
         decided = position < len(plan.decisions)
         winner = plan.decisions[position].winner if decided else None
         graphs.append(
