@@ -7,14 +7,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import torch
-from aitune_core.backend import Attempt, Backend
-from aitune_core.errors import (
-    BuildError,
-    CheckpointError,
-    CheckpointFormatError,
-    ConfigError,
-    ValidationError,
-)
 
 from aitune_backend_onnxruntime.config import ONNXExecutionProvider, ONNXRuntimeBackendConfig
 from aitune_backend_onnxruntime.dtypes import check_dtypes
@@ -30,14 +22,23 @@ from aitune_backend_onnxruntime.model_file import (
 from aitune_backend_onnxruntime.providers import check_provider, resolve_provider
 from aitune_backend_onnxruntime.samples import export_inputs
 from aitune_backend_onnxruntime.session import check_model
+from aitune_core.backend import Attempt, Backend
+from aitune_core.errors import (
+    BuildError,
+    CheckpointError,
+    CheckpointFormatError,
+    ConfigError,
+    ValidationError,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aitune_core.backend import ArtifactReader, BuildRequest, Engine
+    from torch import Tensor
+
+    from aitune_core.backend import ArtifactReader, BuildRequest
     from aitune_core.config import BackendConfig
     from aitune_core.specs import GraphSpec
-    from torch import Tensor
 
 __all__ = ["ONNXRuntimeBackend"]
 
@@ -66,7 +67,7 @@ class ONNXRuntimeBackend(Backend):
         """
         check_provider(resolve_provider(self.config.execution_provider, device))
 
-    def build(self, request: BuildRequest) -> Engine:
+    def build(self, request: BuildRequest) -> ONNXRuntimeEngine:
         """Export the request's module and make a session for it.
 
         Ways to export are tried until one gives an engine that passes ``request.check``.
@@ -85,7 +86,7 @@ class ONNXRuntimeBackend(Backend):
         with on_device:
             return self._build(request)
 
-    def _build(self, request: BuildRequest) -> Engine:
+    def _build(self, request: BuildRequest) -> ONNXRuntimeEngine:
         inputs = export_inputs(request)
         failures: list[tuple[ExportPlan, BuildError | ValidationError]] = []
         for plan in export_plans(self.config, request.graph):
@@ -124,7 +125,9 @@ class ONNXRuntimeBackend(Backend):
             raise
         return engine
 
-    def load(self, artifacts: ArtifactReader, graph: GraphSpec, device: torch.device) -> Engine:
+    def load(
+        self, artifacts: ArtifactReader, graph: GraphSpec, device: torch.device
+    ) -> ONNXRuntimeEngine:
         """Restore an engine from its ONNX model.
 
         The device decides the provider: CPU on the CPU; on CUDA the configured one, else the one

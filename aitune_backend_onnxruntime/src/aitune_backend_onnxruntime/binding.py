@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 import torch
-from aitune_core.specs import DynamicDim
 from onnxruntime.capi import _pybind_state as ort_c
 
 from aitune_backend_onnxruntime.dtypes import onnx_type
 from aitune_backend_onnxruntime.errors import EngineRunError
 from aitune_backend_onnxruntime.session import ORT_ERRORS
+from aitune_core.specs import DynamicDim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aitune_core.specs import GraphSpec, TensorSpec
     from torch import Tensor
+
+    from aitune_core.specs import GraphSpec, TensorSpec
 
 __all__ = [
     "CpuRunner",

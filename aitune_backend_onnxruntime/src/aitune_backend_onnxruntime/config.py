@@ -6,6 +6,7 @@ import enum
 from typing import Any, Final
 
 import attrs
+
 from aitune_core.config import BackendConfig
 from aitune_core.errors import ConfigError
 

@@ -11,7 +11,6 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from aitune_core.errors import InputMismatchError
 from onnxruntime.capi import _pybind_state as ort_c
 
 from aitune_backend_onnxruntime.binding import (
@@ -26,12 +25,14 @@ from aitune_backend_onnxruntime.binding import (
     run_error,
 )
 from aitune_backend_onnxruntime.session import ORT_ERRORS
+from aitune_core.errors import InputMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aitune_core.specs import GraphSpec
     from torch import Tensor
+
+    from aitune_core.specs import GraphSpec
 
 __all__ = ["CudaRunner"]
 

@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import torch
-from aitune_core.specs import TensorSpec, dtype_name
 
 from aitune_backend_onnxruntime.errors import UnsupportedDtypeError
+from aitune_core.specs import TensorSpec, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from aitune_core.backend import Engine
 
 from aitune_backend_onnxruntime.binding import CpuRunner, Runner
 from aitune_backend_onnxruntime.cuda_binding import CudaRunner
@@ -18,17 +17,18 @@ from aitune_backend_onnxruntime.providers import (
     tensorrt_options,
 )
 from aitune_backend_onnxruntime.session import check_placement, open_session
+from aitune_core.backend import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from aitune_core.backend import ArtifactWriter
-    from aitune_core.specs import GraphSpec
     from torch import Tensor
 
     from aitune_backend_onnxruntime.config import ONNXExecutionProvider
     from aitune_backend_onnxruntime.model_file import ModelFacts
+    from aitune_core.backend import ArtifactWriter
+    from aitune_core.specs import GraphSpec
 
 __all__ = ["ExportedModel", "ONNXRuntimeEngine", "open_engine"]
 
@@ -62,7 +62,7 @@ class ONNXRuntimeEngine(Engine):
         placement: Number of nodes per ONNX Runtime provider name.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two by keyword
         self,
         graph: GraphSpec,
         device: torch.device,

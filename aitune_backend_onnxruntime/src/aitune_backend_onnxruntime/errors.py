@@ -96,7 +96,7 @@ class ProviderUnavailableError(BackendUnavailableError):
         available: The providers that can be used here, by ONNX Runtime's names.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but one by keyword
         self,
         message: str,
         *,

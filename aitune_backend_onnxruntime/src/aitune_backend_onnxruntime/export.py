@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shutil
 import tempfile
@@ -12,22 +13,22 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import attrs
 import onnx
 import torch
-from aitune_core.specs import DynamicDim
 
 from aitune_backend_onnxruntime.config import TRACER_OPSETS
 from aitune_backend_onnxruntime.errors import OnnxExportError
 from aitune_backend_onnxruntime.model_file import read_model
 from aitune_backend_onnxruntime.quiet import quiet_export
 from aitune_backend_onnxruntime.samples import varying_axes
+from aitune_core.specs import DynamicDim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from aitune_core.backend import BuildRequest
-    from aitune_core.specs import GraphSpec, TensorSpec
     from torch import Tensor
 
     from aitune_backend_onnxruntime.config import ONNXRuntimeBackendConfig
+    from aitune_core.backend import BuildRequest
+    from aitune_core.specs import GraphSpec, TensorSpec
 
 __all__ = ["DEFAULT_OPSET", "MODEL_FILE", "WEIGHTS_FILE", "ExportPlan", "export", "export_plans"]
 
@@ -125,13 +126,15 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
         for part, training in modes:
             part.training = training
         shutil.rmtree(folder, ignore_errors=True)
+        # Exporters leave cycles that hold their graphs, and the frames of everybody who called.
+        gc.collect()
 
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
     """Switch off the fused eager path of ``nn.TransformerEncoderLayer``, which has no ONNX form."""
     enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # noqa: FBT003
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:

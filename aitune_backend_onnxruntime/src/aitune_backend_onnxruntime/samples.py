@@ -9,9 +9,10 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from torch import Tensor
+
     from aitune_core.backend import BuildRequest
     from aitune_core.specs import DynamicDim, GraphSpec, TensorSpec
-    from torch import Tensor
 
 __all__ = ["export_inputs", "export_sizes", "varying_axes"]
 

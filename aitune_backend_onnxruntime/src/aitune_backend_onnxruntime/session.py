@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import onnxruntime
 import torch
-from aitune_core.errors import BuildError
 from onnxruntime.capi import _pybind_state as ort_c
 
 from aitune_backend_onnxruntime.config import ONNXExecutionProvider
@@ -19,14 +18,14 @@ from aitune_backend_onnxruntime.errors import (
     ProviderPlacementError,
     ProviderUnavailableError,
 )
+from aitune_core.errors import BuildError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from aitune_core.specs import GraphSpec, TensorSpec
-
     from aitune_backend_onnxruntime.model_file import ModelFacts, Value
+    from aitune_core.specs import GraphSpec, TensorSpec
 
 __all__ = ["ORT_ERRORS", "check_model", "check_placement", "open_session"]
 

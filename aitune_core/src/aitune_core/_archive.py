@@ -182,7 +182,12 @@ def check_members(archive: zipfile.ZipFile, listed: Mapping[str, FileEntry]) -> 
         raise CheckpointIntegrityError(msg, expected=expected, got=sorted(names))
     for info in infos:
         path = PurePosixPath(info.filename)
-        if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename:
+        if (
+            path.is_absolute()
+            or ".." in path.parts
+            or "\\" in info.filename
+            or ":" in info.filename
+        ):
             msg = f"the name {info.filename!r} leaves the checkpoint"
             raise CheckpointFormatError(msg, expected="a relative path", got=info.filename)
         if stat.S_ISLNK(info.external_attr >> 16) or info.compress_type != zipfile.ZIP_STORED:
@@ -206,5 +211,6 @@ def extract(archive: zipfile.ZipFile, name: str, entry: FileEntry, target: Path)
         for chunk in _chunks(stream, digest):
             out.write(chunk)
     if digest.hexdigest() != entry["sha256"]:
-        msg = f"{name!r} was changed: SHA-256 {digest.hexdigest()}, the manifest says {entry['sha256']}"
-        raise CheckpointIntegrityError(msg, expected=entry["sha256"], got=digest.hexdigest())
+        found = digest.hexdigest()
+        msg = f"{name!r} was changed: SHA-256 {found}, the manifest says {entry['sha256']}"
+        raise CheckpointIntegrityError(msg, expected=entry["sha256"], got=found)

@@ -43,8 +43,12 @@ def new_work_dir(*names: str) -> Path:
         parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     except OSError as error:
-        msg = f"cannot write to the cache folder {parent}: {error}; set {_VARIABLE} to one that works"
-        raise ConfigError(msg, field=_VARIABLE, value=str(parent), allowed="a writable folder") from error
+        msg = (
+            f"cannot write to the cache folder {parent}: {error}; set {_VARIABLE} to one that works"
+        )
+        raise ConfigError(
+            msg, field=_VARIABLE, value=str(parent), allowed="a writable folder"
+        ) from error
 
 
 def remove_with(owner: object, folder: Path) -> None:

@@ -1,10 +1,10 @@
-"""Calls: arguments bound to the parameters of ``forward``, the same for every way of writing them."""
+"""Calls: arguments bound to the parameters of ``forward``, however they were written."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import attrs
 
@@ -120,31 +120,35 @@ class CallForm:
         values: list[Any] = list(self._blank)
         for position, value in zip(self._positional, args):  # noqa: B905 - lengths may differ
             values[position] = value
-        surplus = args[len(self._positional) :]
-        if surplus:
+        if len(args) > len(self._positional):
             if self._var_positional is None:
                 self._fail(f"takes {len(self._positional)} positional arguments, got {len(args)}")
-            values[self._var_positional] = surplus
-        extra: dict[str, Any] = {}
-        for name, value in kwargs.items():
-            target = self._keywords.get(name)
-            if target is None:
-                extra[name] = value
-                continue
-            if target < len(args) and target in self._positional:
-                self._fail(f"got argument {name!r} by position and by keyword", name)
-            values[target] = value
-        if extra:
-            if self._var_keyword is None:
-                self._fail(f"got an unexpected keyword argument {next(iter(extra))!r}", next(iter(extra)))
-            values[self._var_keyword] = extra
+            values[self._var_positional] = args[len(self._positional) :]
+        if kwargs:
+            self._bind_keywords(kwargs, values, len(args))
         for position in self._required:
             if values[position] is inspect.Parameter.empty:
                 name = self.parameters[position].name
                 self._fail(f"is missing the required argument {name!r}", name)
         return values
 
-    def _fail(self, reason: str, path: str | None = None) -> None:
+    def _bind_keywords(self, kwargs: Mapping[str, Any], values: list[Any], given: int) -> None:
+        extra: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            target = self._keywords.get(name)
+            if target is None:
+                extra[name] = value
+                continue
+            if target < given and target in self._positional:
+                self._fail(f"got argument {name!r} by position and by keyword", name)
+            values[target] = value
+        if extra:
+            if self._var_keyword is None:
+                name = next(iter(extra))
+                self._fail(f"got an unexpected keyword argument {name!r}", name)
+            values[self._var_keyword] = extra
+
+    def _fail(self, reason: str, path: str | None = None) -> NoReturn:
         msg = f"the call {reason}; forward takes {self}"
         raise CallFormError(msg, path=path, expected=str(self), got=reason)
 
@@ -234,13 +238,14 @@ class CallForm:
 
     def __str__(self) -> str:
         """Return the parameters as Python writes them."""
-        prefix = {
+        prefix: dict[inspect._ParameterKind, str] = {
             inspect.Parameter.VAR_POSITIONAL: "*",
             inspect.Parameter.VAR_KEYWORD: "**",
         }
         return "({})".format(
             ", ".join(
-                prefix.get(parameter.kind, "") + parameter.name
+                prefix.get(parameter.kind, "")
+                + parameter.name
                 + ("" if parameter.required or parameter.kind in prefix else "=...")
                 for parameter in self.parameters
             )

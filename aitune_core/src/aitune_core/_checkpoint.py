@@ -25,10 +25,11 @@ from aitune_core._archive import (
 )
 from aitune_core._cache import new_work_dir, remove_with
 from aitune_core._calls import CallForm
+from aitune_core._devices import existing_device
 from aitune_core._dispatch import Dispatcher, TunedGraph
+from aitune_core._environment import environment_report
 from aitune_core._module import Module, ModuleState, state_of
 from aitune_core._plugins import PluginRegistry, default_registry, distribution_version
-from aitune_core._report import environment_report
 from aitune_core._spec_json import graph_from_json, graph_to_json
 from aitune_core._trees import TreeError
 from aitune_core.backend import ArtifactReader, ArtifactWriter
@@ -141,7 +142,7 @@ def _weights_hash(module: nn.Module) -> str:
         if isinstance(value, torch.Tensor):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
             flat = value.detach().reshape(-1).contiguous().cpu()
-            digest.update(memoryview(flat.view(torch.uint8).numpy()))
+            digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -186,8 +187,11 @@ def load(
             check_members(archive, _listed(manifest))
             for position, graph_entry in enumerate(entry["graphs"]):
                 folder = f"modules/0/graphs/{position}"
-                graphs.append(_tuned_graph(archive, folder, graph_entry, target, registry, path))
-        return _attached(entry, call_form, graphs, module, on_miss, path)
+                graph = _tuned_graph(
+                    archive, folder, graph_entry, device=target, registry=registry, path=path
+                )
+                graphs.append(graph)
+        return _attached(entry, call_form, graphs, module=module, on_miss=on_miss, path=path)
     except BaseException as error:
         for graph in graphs:
             graph.engine.close()
@@ -234,22 +238,18 @@ def _listed(manifest: Mapping[str, Any]) -> dict[str, FileEntry]:
 
 
 def _device(stored: str, device: torch.device | str | None, path: Path) -> torch.device:
-    wanted = torch.device(stored if device is None else device)
-    if wanted.type == "cpu":
-        return torch.device("cpu")
-    if wanted.type != "cuda" or not torch.cuda.is_available():
-        msg = (
-            f"cannot load {str(path)!r} on {wanted}: it was tuned on {stored}, and this process "
-            f"has {'CUDA' if torch.cuda.is_available() else 'no CUDA device'}; pass device='cpu'"
-        )
-        raise BackendUnavailableError(msg, missing=str(wanted))
-    return torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
+    try:
+        return existing_device(stored if device is None else device)
+    except ConfigError as error:
+        msg = f"cannot load {str(path)!r}, which was tuned on {stored}: {error}"
+        raise BackendUnavailableError(msg, missing=str(device or stored)) from error
 
 
 def _tuned_graph(  # noqa: PLR0913
     archive: zipfile.ZipFile,
     folder: str,
     entry: Mapping[str, Any],
+    *,
     device: torch.device,
     registry: PluginRegistry,
     path: Path,
@@ -297,11 +297,14 @@ def _attached(  # noqa: PLR0913
     entry: Mapping[str, Any],
     call_form: CallForm,
     graphs: list[TunedGraph],
+    *,
     module: nn.Module | None,
     on_miss: Literal["eager", "error"],
     path: Path,
 ) -> Module:
-    model = Module(LoadedModule().eval() if module is None else module, entry["name"], on_miss=on_miss)
+    model = Module(
+        LoadedModule().eval() if module is None else module, entry["name"], on_miss=on_miss
+    )
     state = state_of(model)
     if module is None:
         state.call_form = call_form
@@ -323,7 +326,9 @@ def _check_fits(
             f"{str(path)!r} does not fit the given module: it was tuned with forward{call_form}, "
             f"the module has forward{state.call_form}"
         )
-        raise CheckpointError(msg, path=str(path), expected=str(call_form), got=str(state.call_form))
+        raise CheckpointError(
+            msg, path=str(path), expected=str(call_form), got=str(state.call_form)
+        )
     found = _weights_hash(state.module)
     if weights_sha256 is not None and found != weights_sha256:
         msg = (

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from aitune_core._calls import CallForm
-from aitune_core._recording import plain_tensor
 from aitune_core._scalars import CallStructure, family, lift, number_places, scalar_tensor
+from aitune_core._tensors import plain_tensor
 from aitune_core._trees import HOLE, Structure, TreeError, hole_paths, unflatten
 from aitune_core.backend import Backend, Engine
 from aitune_core.errors import InputMismatchError
-from aitune_core.specs import GraphSpec, dtype_name
+from aitune_core.specs import GraphSpec
 
 __all__ = ["Dispatcher", "Miss", "TunedGraph"]
 
@@ -54,9 +54,7 @@ class TunedGraph:
         self._count = graph.result_count
         self._structure = graph.result_structure
         self._single = graph.result_structure is HOLE and not graph.mutated_inputs
-        self.shape_facts = tuple(
-            (spec.dtype, spec.rank, spec.device_type) for spec in graph.inputs
-        )
+        self.shape_facts = tuple((spec.dtype, spec.rank, spec.device_type) for spec in graph.inputs)
 
     def call(self, inputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
         """Run the engine and return the module's result."""
@@ -162,9 +160,7 @@ class Dispatcher:
             )
             raise Miss(InputMismatchError(msg, path=path, expected="no grad", got="requires grad"))
 
-    def _find_slowly(
-        self, structure: CallStructure, leaves: Sequence[Tensor]
-    ) -> TunedGraph:
+    def _find_slowly(self, structure: CallStructure, leaves: Sequence[Tensor]) -> TunedGraph:
         candidates = self._by_form.get(structure)
         if candidates is None:
             raise Miss(self._form_mismatch(structure))
@@ -190,7 +186,10 @@ class Dispatcher:
     def _check_devices(self, graph: GraphSpec, leaves: Sequence[Tensor]) -> None:
         for spec, leaf in zip(graph.inputs, leaves, strict=True):
             if spec.device_type == self.device.type and leaf.device != self.device:
-                msg = f"input {spec.path!r} is on {leaf.device}, the module was tuned on {self.device}"
+                msg = (
+                    f"input {spec.path!r} is on {leaf.device}, the module was tuned on "
+                    f"{self.device}"
+                )
                 raise InputMismatchError(
                     msg, path=spec.path, expected=str(self.device), got=str(leaf.device)
                 )
@@ -198,7 +197,8 @@ class Dispatcher:
     def _form_mismatch(self, structure: CallStructure) -> InputMismatchError:
         """Say which argument differs from the nearest tuned calling form."""
         nearest = max(
-            self._by_form, key=lambda form: sum(a == b for a, b in zip(form, structure, strict=True))
+            self._by_form,
+            key=lambda form: sum(a == b for a, b in zip(form, structure, strict=True)),
         )
         for parameter, expected, got in zip(
             self.call_form.parameters, nearest, structure, strict=True
@@ -222,5 +222,3 @@ def _describe(structure: Structure) -> str:
         return repr(unflatten(structure, iter(())))
     kind = structure[0] if isinstance(structure[1], tuple) else structure[1].__name__
     return f"a {kind} of {len(structure[-1])} with {len(hole_paths(structure))} tensors"
-
-

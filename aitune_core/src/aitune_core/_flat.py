@@ -50,4 +50,3 @@ class FlatModule(nn.Module):
         leaves: list[Tensor] = []
         flatten(result, leaves, "out")
         return (*leaves, *(own[index] for index in self._graph.mutated_inputs))
-

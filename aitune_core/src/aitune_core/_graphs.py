@@ -58,9 +58,7 @@ class RecordedGraph:
         """The eager module on flat tensors, with numbers as users give them."""
         return FlatModule(self.module, self.call_form, self.spec, numbers=True)
 
-    def arguments(
-        self, sample: Sequence[torch.Tensor]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, sample: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return ``(args, kwargs)`` of a call with copies of a sample's tensors."""
         copies: list[Any] = [tensor.clone() for tensor in sample]
         for index, kind in scalar_kinds(self.spec.call_structure).items():
@@ -169,8 +167,7 @@ def _outputs(
         for index, (path, dtype) in enumerate(zip(paths, calls[0].output_dtypes, strict=True))
     )
     changed = tuple(
-        attrs.evolve(draft.inputs[index], name=f"changed_{index}")
-        for index in draft.mutated_inputs
+        attrs.evolve(draft.inputs[index], name=f"changed_{index}") for index in draft.mutated_inputs
     )
     return results + changed
 
@@ -224,7 +221,9 @@ class _Explicit:
         for position in axes:
             if not -rank <= position < rank:
                 msg = f"dynamic_shapes[{path!r}] names axis {position}, the input has {rank} axes"
-                raise ConfigError(msg, field=f"dynamic_shapes[{path!r}]", value=position, allowed=rank)
+                raise ConfigError(
+                    msg, field=f"dynamic_shapes[{path!r}]", value=position, allowed=rank
+                )
         return axes.get(axis, axes.get(axis - rank))
 
     def check_used(self, module_name: str) -> None:
@@ -239,13 +238,17 @@ class _Explicit:
             )
 
 
+def _usable_axis(axis: object, dim: object) -> bool:
+    sized = isinstance(dim, DynamicDim | int) and not isinstance(dim, bool)
+    return isinstance(axis, int) and (dim is None or sized)
+
+
 def _axes(
     path: str, axes: Mapping[int, DynamicDim | int | None] | Sequence[DynamicDim | int | None]
 ) -> dict[int, DynamicDim | int | None]:
     pairs = dict(axes) if isinstance(axes, Mapping) else dict(enumerate(axes))
     for axis, dim in pairs.items():
-        usable = dim is None or (isinstance(dim, DynamicDim | int) and not isinstance(dim, bool))
-        if not isinstance(axis, int) or not usable:
+        if not _usable_axis(axis, dim):
             msg = (
                 f"dynamic_shapes[{path!r}] must map axis numbers to DynamicDim, BatchDim, a static "
                 f"size or None, got {axis!r}: {dim!r}"
@@ -274,7 +277,9 @@ def check_dynamic_shapes(shapes: object) -> None:
             if isinstance(dim, DynamicDim):
                 first = ranges.setdefault(dim.name, dim)
                 if (first.min, first.max, first.opt) != (dim.min, dim.max, dim.opt):
-                    msg = f"dim {dim.name!r} has two ranges, {first} and {dim}; one name is one size"
+                    msg = (
+                        f"dim {dim.name!r} has two ranges, {first} and {dim}; one name is one size"
+                    )
                     raise ConfigError(msg, field="dynamic_shapes", value=dim, allowed=str(first))
 
 

@@ -13,9 +13,11 @@ from aitune_core.strategy import Measurement
 __all__ = ["measure"]
 
 _WARM_UP_ROUNDS: Final = 3
-_MIN_ROUNDS: Final = 10
-_MAX_ROUNDS: Final = 200
-_BUDGET_SECONDS: Final = 2.0
+_MIN_ROUNDS: Final = 4
+_MAX_ROUNDS: Final = 50
+_BUDGET_SECONDS: Final = 3.0
+#: Threads of one runtime go on spinning after a call and would slow the next runtime down.
+_PAUSE_SECONDS: Final = 0.05
 
 
 def measure(
@@ -23,8 +25,9 @@ def measure(
 ) -> list[Measurement]:
     """Time executables in interleaved rounds.
 
-    Each executable is a sequence of calls, one per sample. A round runs one sample through every
-    executable, so that drift of the machine falls on all of them alike. On CUDA each call is
+    Each executable is a sequence of calls, one per sample. A round runs all samples through every
+    executable in turn, so that drift of the machine falls on all of them alike; the order of the
+    executables alternates. A turn begins with a pause and an untimed call. On CUDA each call is
     followed by a synchronisation of the device.
 
     Args:
@@ -34,16 +37,19 @@ def measure(
     Returns:
         One measurement per executable.
     """
-    count = len(executables[0])
     times: list[list[float]] = [[] for _ in executables]
     for _ in range(_WARM_UP_ROUNDS):
         for calls in executables:
-            for call in calls[:count]:
+            for call in calls:
                 call()
+    turns = list(zip(times, executables, strict=True))
     start = time.perf_counter()
     for current in range(_MAX_ROUNDS):
-        for position, calls in enumerate(executables):
-            times[position].append(_timed_ms(calls[current % count], device))
+        for timed, calls in turns:
+            time.sleep(_PAUSE_SECONDS)
+            calls[0]()
+            timed.extend(_timed_ms(call, device) for call in calls)
+        turns.reverse()
         if current + 1 >= _MIN_ROUNDS and time.perf_counter() - start > _BUDGET_SECONDS:
             break
     return [_summary(values) for values in times]

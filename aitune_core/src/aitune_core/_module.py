@@ -22,7 +22,7 @@ from aitune_core._graphs import DynamicShapes, check_dynamic_shapes
 from aitune_core.errors import ConfigError, InputMismatchError, MissWarning
 from aitune_core.strategy import Strategy
 
-__all__ = ["ACTIVE_RECORDER", "Module", "ModuleState", "Recorder", "state_of"]
+__all__ = ["ACTIVE_RECORDER", "Module", "ModuleState", "Recorder", "check_strategy", "state_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,9 +34,7 @@ _MAX_WARNINGS: Final = 64
 class Recorder(Protocol):
     """What `tune` puts in place of dispatch while it records."""
 
-    def record(
-        self, state: ModuleState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:  # noqa: ANN401
+    def record(self, state: ModuleState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Run the call eagerly and note it."""
 
 
@@ -126,7 +124,7 @@ class ModuleState:
             dispatcher is None
             or self.module.training
             or torch.compiler.is_dynamo_compiling()
-            or torch.jit.is_tracing()
+            or torch._C._get_tracing_state() is not None  # noqa: SLF001 - what jit.is_tracing() asks
         ):
             return self.eager(args, kwargs)
         for watched in self._watched:
@@ -152,7 +150,9 @@ class ModuleState:
         with self._lock:
             device, self._offloaded_from = self._offloaded_from, None
             if device is not None:
-                _log.info("module %r: weights moved back to %s for an eager call", self.name, device)
+                _log.info(
+                    "module %r: weights moved back to %s for an eager call", self.name, device
+                )
                 self.module.to(device)
 
     def _drop_stale(self, dispatcher: Dispatcher) -> None:
@@ -221,7 +221,7 @@ def _watch(module: nn.Module) -> tuple[_Watched, ...]:
 
 
 def _forward_of(state: ModuleState) -> Callable[..., Any]:
-    """Return the ``forward`` of a wrapped module; it refers to the state alone, not to the wrapper."""
+    """Return the ``forward`` of a wrapper, which refers to the state and not to the wrapper."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         return state.call(args, kwargs)
@@ -257,10 +257,15 @@ class Module(nn.Module):
 
     __slots__ = ("_aitune", "_aitune_forward")
 
+    _aitune: ModuleState
+    _aitune_forward: Callable[..., Any]
+
     def __new__(cls, module: nn.Module, *_args: object, **_kwargs: object) -> Self:
         """Make an instance of a class that is both `Module` and the class of ``module``."""
         if not isinstance(module, nn.Module):
-            kind = "a class; make an instance" if isinstance(module, type) else type(module).__name__
+            kind = (
+                "a class; make an instance" if isinstance(module, type) else type(module).__name__
+            )
             msg = f"Module wraps a torch.nn.Module, got {kind}"
             raise ConfigError(msg, field="module", value=module, allowed="torch.nn.Module")
         if isinstance(module, Module):
@@ -288,13 +293,9 @@ class Module(nn.Module):
         # Not super().__init__(): the wrapped module is initialised, and its state is shared.
         _check_choice("on_miss", on_miss, _ON_MISS)
         _check_choice("after_tune", after_tune, _AFTER_TUNE)
-        if name is not None and (not isinstance(name, str) or not name):
-            msg = f"name must be a non-empty string, got {name!r}"
-            raise ConfigError(msg, field="name", value=name, allowed="a non-empty string")
-        if strategy is not None and not isinstance(strategy, Strategy | str):
-            kind = "a class; make an instance" if isinstance(strategy, type) else repr(strategy)
-            msg = f"strategy must be a Strategy or a name, got {kind}"
-            raise ConfigError(msg, field="strategy", value=strategy, allowed="Strategy or str")
+        _check_name(name)
+        if strategy is not None:
+            check_strategy(strategy)
         if dynamic_shapes is not None:
             check_dynamic_shapes(dynamic_shapes)
         object.__setattr__(self, "__dict__", module.__dict__)
@@ -310,10 +311,9 @@ class Module(nn.Module):
         object.__setattr__(self, "_aitune_forward", _forward_of(state))
 
     @property
-    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
+    def forward(self) -> Callable[..., Any]:
         """Run a call on a tuned graph, or eagerly; same signature as the wrapped module's."""
-        forward: Callable[..., Any] = self._aitune_forward
-        return forward
+        return self._aitune_forward
 
     @forward.setter
     def forward(self, value: Callable[..., Any]) -> None:
@@ -369,7 +369,24 @@ def _check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ConfigError(msg, field=field, value=value, allowed=allowed)
 
 
+def _check_name(name: object) -> None:
+    if name is not None and not (isinstance(name, str) and name):
+        msg = f"name must be a non-empty string, got {name!r}"
+        raise ConfigError(msg, field="name", value=name, allowed="a non-empty string")
+
+
+def check_strategy(strategy: object) -> None:
+    """Check that a strategy is an instance or a name.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if not isinstance(strategy, Strategy | str):
+        kind = "a class; make an instance" if isinstance(strategy, type) else repr(strategy)
+        msg = f"strategy must be a Strategy or a name, got {kind}"
+        raise ConfigError(msg, field="strategy", value=strategy, allowed="Strategy or str")
+
+
 def state_of(module: Module) -> ModuleState:
     """Return what aitune knows of a wrapped module."""
-    state: ModuleState = module._aitune  # noqa: SLF001
-    return state
+    return module._aitune  # noqa: SLF001

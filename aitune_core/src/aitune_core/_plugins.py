@@ -1,4 +1,4 @@
-"""Plugins: found through entry points, one guard around each, nothing heavy imported to list them."""
+"""Plugins: found through entry points, each behind a guard, listed without heavy imports."""
 
 from __future__ import annotations
 
@@ -159,9 +159,7 @@ class PluginRegistry:
 
     def backend_infos(self) -> tuple[BackendInfo, ...]:
         """Return the registered backends, by name; imports none of them."""
-        return tuple(
-            self._info(sources) for _, sources in sorted(self._backends.items())
-        )
+        return tuple(self._info(sources) for _, sources in sorted(self._backends.items()))
 
     @staticmethod
     def _info(sources: list[_Source]) -> BackendInfo:
@@ -192,11 +190,13 @@ class PluginRegistry:
         missing = [module for module in source.reference.requires if not _installed(module)]
         if missing:
             hint = f"python -m pip install {source.distribution}"
-            msg = f"backend {name!r} needs {', '.join(missing)}, which is not installed; run: {hint}"
+            msg = (
+                f"backend {name!r} needs {', '.join(missing)}, which is not installed; run: {hint}"
+            )
             raise BackendUnavailableError(
                 msg, backend_name=name, missing=missing[0], install_hint=hint
             )
-        return self._import(source, Backend)
+        return self._import(source, Backend)  # type: ignore[type-abstract]
 
     def backend(self, name: str, **options: Any) -> Backend:  # noqa: ANN401
         """Return a backend by name, configured with ``options``.
@@ -242,7 +242,7 @@ class PluginRegistry:
             ConfigError: It cannot be made with these options.
         """
         source = self._source(self._strategies, name, "strategy", UnknownStrategyError)
-        strategy_class = self._import(source, Strategy)
+        strategy_class = self._import(source, Strategy)  # type: ignore[type-abstract]
         try:
             return strategy_class(**options)
         except TypeError as error:
@@ -254,7 +254,7 @@ class PluginRegistry:
         table: Mapping[str, list[_Source]],
         name: str,
         kind: str,
-        error: type[UnknownBackendError] | type[UnknownStrategyError],
+        error: type[UnknownBackendError | UnknownStrategyError],
     ) -> _Source:
         sources = table.get(name)
         if not sources:
@@ -304,7 +304,7 @@ class PluginRegistry:
         return len(sources) == 1 and sources[0].reference.target == target
 
     def distribution_of(self, name: str) -> tuple[str, str]:
-        """Return distribution and version that provide a backend; empty where it is unregistered."""
+        """Return distribution and version that provide a backend; empty where none does."""
         sources = self._backends.get(name)
         return (sources[0].distribution, sources[0].version) if sources else ("", "")
 

@@ -37,7 +37,9 @@ class Progress:
             self._status.console.print(f"[dim]aitune[/dim] {_escaped(text)}", highlight=False)
 
     @hookimpl
-    def aitune_candidate_started(self, module_name: str, graph: GraphSpec, backend: Backend) -> None:
+    def aitune_candidate_started(
+        self, module_name: str, graph: GraphSpec, backend: Backend
+    ) -> None:
         """Show which candidate is being built."""
         text = f"{module_name}: {graph.name}: building with {backend.name}"
         _log.info(text)
@@ -45,7 +47,9 @@ class Progress:
             self._status.update(_escaped(text))
 
     @hookimpl
-    def aitune_candidate_finished(self, module_name: str, graph: GraphSpec, outcome: Outcome) -> None:
+    def aitune_candidate_finished(
+        self, module_name: str, graph: GraphSpec, outcome: Outcome
+    ) -> None:
         """Say what became of a candidate."""
         speedup = outcome.speedup
         if outcome.succeeded:

@@ -11,10 +11,18 @@ from torch import Tensor, nn
 
 from aitune_core._calls import CallForm
 from aitune_core._scalars import family, lift, numbers_of, scalar_tensor
+from aitune_core._tensors import plain_tensor, same_bits
 from aitune_core._trees import Structure, TreeError, flatten
 from aitune_core.errors import RecordingError
 
-__all__ = ["GraphKey", "ModuleRecording", "RecordedCall", "RecordedGroup", "plain_tensor", "same_bits"]
+__all__ = [
+    "GraphKey",
+    "ModuleRecording",
+    "RecordedCall",
+    "RecordedGroup",
+    "plain_tensor",
+    "same_bits",
+]
 
 GraphKey: TypeAlias = tuple[tuple[Structure, ...], tuple[tuple[torch.dtype, int, str], ...]]
 
@@ -68,16 +76,6 @@ class RecordedGroup:
     by_value: tuple[tuple[RecordedCall, ...], ...] = ()
 
 
-def plain_tensor(tensor: Tensor) -> bool:
-    """Whether a tensor is dense memory that a runtime can read: no subclass, sparse or quantised."""
-    return (
-        type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and tensor.device.type in ("cpu", "cuda")
-    )
-
-
 class ModuleRecording:
     """The calls that reached one module during one tuning."""
 
@@ -101,7 +99,9 @@ class ModuleRecording:
         copies = tuple(leaf.detach().clone() for leaf in leaves)
         state = self._state_versions()
         result = self.module.forward(*args, **kwargs)
-        changed = [name for name, version in self._state_versions().items() if state.get(name) != version]
+        changed = [
+            name for name, version in self._state_versions().items() if state.get(name) != version
+        ]
         if changed:
             self._refuse(
                 f"forward changes its own state {changed[0]!r} on each call, which an engine "
@@ -143,10 +143,10 @@ class ModuleRecording:
                     f"{type(leaf).__name__} with layout {leaf.layout} on {leaf.device} is not a "
                     "plain dense tensor"
                 )
-                raise TreeError(path, reason)
+                raise TreeError(reason, path)
             if torch.is_autocast_enabled(leaf.device.type):
                 reason = "the call is under torch.autocast; cast the module instead"
-                raise TreeError(path, reason)
+                raise TreeError(reason, path)
         return structure, leaves
 
     def _state_versions(self) -> dict[str, tuple[int, int]]:
@@ -222,12 +222,3 @@ def _with_inputs_for_numbers(calls: Sequence[RecordedCall]) -> Iterator[Recorded
             inputs=inputs,
             mutated_inputs=frozenset(tensors[index] for index in call.mutated_inputs),
         )
-
-
-def same_bits(tensor: Tensor, copy: Tensor) -> bool:
-    """Whether a tensor still holds the bits of its copy, so that NaN counts as equal."""
-    return tensor.shape == copy.shape and torch.equal(_bits(tensor), _bits(copy))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)

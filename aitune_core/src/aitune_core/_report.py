@@ -3,47 +3,21 @@
 from __future__ import annotations
 
 import json
-import platform
 import traceback
 from typing import Any
 
 import attrs
-import torch
 
+from aitune_core._environment import EnvironmentReport
 from aitune_core.backend import Attempt
 from aitune_core.strategy import CheckResult, Measurement, Outcome
 
 __all__ = [
     "CandidateReport",
-    "EnvironmentReport",
     "GraphReport",
     "ModuleReport",
     "TuneReport",
-    "environment_report",
 ]
-
-
-@attrs.frozen(kw_only=True)
-class EnvironmentReport:
-    """Where a tuning ran."""
-
-    python: str
-    torch: str
-    platform: str
-    cuda: str | None
-    device_name: str | None
-
-
-def environment_report(device: torch.device) -> EnvironmentReport:
-    """Describe this process and ``device``."""
-    cuda = device.type == "cuda"
-    return EnvironmentReport(
-        python=platform.python_version(),
-        torch=str(torch.__version__),
-        platform=platform.platform(),
-        cuda=torch.version.cuda if cuda else None,
-        device_name=torch.cuda.get_device_name(device) if cuda else None,
-    )
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +60,7 @@ class CandidateReport:
 
 
 def _error_chain(error: BaseException) -> str:
-    parts = []
+    parts: list[str] = []
     current: BaseException | None = error
     while current is not None and len(parts) < 5:  # noqa: PLR2004
         text = "".join(traceback.format_exception_only(current)).strip()
@@ -195,8 +169,11 @@ def _candidate_lines(candidate: CandidateReport) -> list[str]:
         for attempt in candidate.attempts
     ]
     if candidate.error is not None:
-        return [f"    {candidate.backend}: failed after {candidate.build_seconds:.1f} s", *tried,
-                f"      {candidate.error}"]
+        return [
+            f"    {candidate.backend}: failed after {candidate.build_seconds:.1f} s",
+            *tried,
+            f"      {candidate.error}",
+        ]
     facts = [f"built in {candidate.build_seconds:.1f} s"]
     if candidate.check is not None:
         facts.append(

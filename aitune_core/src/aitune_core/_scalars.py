@@ -33,7 +33,7 @@ def _is_number(leaf: Structure) -> bool:
     return leaf[0] == "=" and leaf[1] in _DTYPES
 
 
-def numbers_of(structure: CallStructure) -> tuple[int | float, ...]:
+def numbers_of(structure: CallStructure) -> tuple[float, ...]:
     """Return the numbers of a call, in order; booleans are no numbers."""
     return tuple(
         unflatten(leaf, iter(()))
@@ -43,9 +43,7 @@ def numbers_of(structure: CallStructure) -> tuple[int | float, ...]:
     )
 
 
-def lift(
-    structure: CallStructure, leaves: Sequence[Tensor], places: frozenset[int]
-) -> Lifted:
+def lift(structure: CallStructure, leaves: Sequence[Tensor], places: frozenset[int]) -> Lifted:
     """Turn numbers of a call into leaves.
 
     Args:
@@ -93,6 +91,6 @@ def scalar_kinds(structure: CallStructure) -> dict[int, type]:
     return {index: leaf[1] for index, leaf in enumerate(holes) if leaf[0] == SCALAR_HOLE}
 
 
-def scalar_tensor(value: int | float, device: torch.device) -> Tensor:
+def scalar_tensor(value: float, device: torch.device) -> Tensor:
     """Return a number as a 0-d tensor: float64 or int64."""
     return torch.tensor(value, dtype=_DTYPES[type(value)], device=device)

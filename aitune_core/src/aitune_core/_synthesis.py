@@ -53,7 +53,7 @@ def _smallest_axis(graph: GraphSpec, sample: Sequence[Tensor]) -> int:
 
 
 def corner_sizes(dims: Mapping[str, DynamicDim]) -> dict[str, dict[str, int]]:
-    """Return named size assignments: all dims at their ends, each dim alone at its ends, interior."""
+    """Return named sizes: all dims at an end, each one alone at its minimum, all inside."""
     if not dims:
         return {}
     lowest = {name: dim.min for name, dim in dims.items()}
@@ -71,7 +71,9 @@ def distinct_sizes(dims: Mapping[str, DynamicDim]) -> dict[str, int]:
     sizes = {}
     for name, dim in dims.items():
         middle = (dim.min + dim.max + 1) // 2
-        by_closeness = sorted(range(dim.min, min(dim.max, middle + 64) + 1), key=lambda size: abs(size - middle))[:256]
+        by_closeness = sorted(
+            range(dim.min, min(dim.max, middle + 64) + 1), key=lambda size: abs(size - middle)
+        )[:256]
         sizes[name] = next((size for size in by_closeness if size not in taken), middle)
         taken.add(sizes[name])
     return sizes

@@ -49,8 +49,12 @@ def structure_to_json(structure: Structure, path: str = "") -> Any:  # noqa: ANN
     name = _registered_name(kind)
     if tag == "dataclass" or name is None:
         reason = f"{kind.__module__}.{kind.__qualname__} has no registered name; {_REGISTER}"
-        raise TreeError(path, reason)
-    return {"type": name, "context": _context_to_json(kind, structure[2].value, path), "children": children}
+        raise TreeError(reason, path)
+    return {
+        "type": name,
+        "context": _context_to_json(kind, structure[2].value, path),
+        "children": children,
+    }
 
 
 def structure_from_json(data: object) -> Structure:
@@ -62,7 +66,8 @@ def structure_from_json(data: object) -> Structure:
     if data == "*":
         return HOLE
     if not isinstance(data, dict):
-        raise TreeError("", f"a structure must be '*' or an object, got {data!r:.80}")
+        reason = f"a structure must be '*' or an object, got {data!r:.80}"
+        raise TreeError(reason)
     if "value" in data:
         return _value_from_json(data["value"])
     if data.get("scalar") in _SCALARS:
@@ -73,24 +78,32 @@ def structure_from_json(data: object) -> Structure:
     if "dict" in data:
         return _dict_from_json(data)
     kind, context = _registered_type(data.get("type"), data.get("context"))
-    return ("node", kind, Context(context, repr(context)), _children_from_json(data.get("children")))
+    return (
+        "node",
+        kind,
+        Context(context, repr(context)),
+        _children_from_json(data.get("children")),
+    )
 
 
 def _children_from_json(data: object) -> tuple[Structure, ...]:
     if not isinstance(data, list):
-        raise TreeError("", f"children of a structure must be a list, got {data!r:.80}")
+        reason = f"children of a structure must be a list, got {data!r:.80}"
+        raise TreeError(reason)
     return tuple(structure_from_json(child) for child in data)
 
 
 def _dict_from_json(data: dict[str, Any]) -> Structure:
     children, keys = _children_from_json(data["dict"]), data.get("keys")
     if not isinstance(keys, list) or len(keys) != len(children):
-        raise TreeError("", "a dict structure needs one key per child")
+        reason = "a dict structure needs one key per child"
+        raise TreeError(reason)
     pairs = []
     for pair in keys:
         kind = _KEY_TYPES.get(pair[0]) if isinstance(pair, list) and len(pair) == 2 else None  # noqa: PLR2004
         if kind is None or type(pair[1]) is not kind:
-            raise TreeError("", f"a dict key must be a [type, value] pair, got {pair!r:.80}")
+            reason = f"a dict key must be a [type, value] pair, got {pair!r:.80}"
+            raise TreeError(reason)
         pairs.append((kind, pair[1]))
     return ("dict", tuple(pairs), children)
 
@@ -110,8 +123,11 @@ def _value_to_json(kind: type, value: object, path: str) -> Any:  # noqa: ANN401
         return {"device": str(value)}
     if kind in _TORCH_VALUES:
         return {"torch": str(value).removeprefix("torch.")}
-    reason = f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored; pass a str, number or tensor instead"
-    raise TreeError(path, reason)
+    reason = (
+        f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored; pass a str, "
+        "number or tensor instead"
+    )
+    raise TreeError(reason, path)
 
 
 def _value_from_json(data: object) -> Structure:
@@ -120,7 +136,8 @@ def _value_from_json(data: object) -> Structure:
     try:
         value = _stored_value(data)
     except (TypeError, ValueError, KeyError, RuntimeError, OverflowError) as error:
-        raise TreeError("", f"cannot read the stored value {data!r:.80}") from error
+        reason = f"cannot read the stored value {data!r:.80}"
+        raise TreeError(reason) from error
     if isinstance(value, float):
         return ("=", float, Context(value, value.hex()))
     if isinstance(value, complex):
@@ -129,7 +146,7 @@ def _value_from_json(data: object) -> Structure:
 
 
 def _stored_value(data: Any) -> object:  # noqa: ANN401
-    ((tag, value),) = data.items() if isinstance(data, dict) else (("", None),)
+    ((tag, value),) = data.items() if isinstance(data, dict) else (("", data),)
     if tag == "omitted":
         return Omitted.OMITTED
     if tag == "float":
@@ -161,12 +178,15 @@ def _context_to_json(kind: type, context: object, path: str) -> Any:  # noqa: AN
     entry = pytree.SUPPORTED_SERIALIZED_TYPES[kind]
     if entry.to_dumpable_context is not None:
         if _imports_by_name(entry):
-            reason = f"{kind.__qualname__} cannot be restored without importing code by name; return a dict or list instead"
-            raise TreeError(path, reason)
+            reason = (
+                f"{kind.__qualname__} cannot be restored without importing code by name; return a "
+                "dict or list instead"
+            )
+            raise TreeError(reason, path)
         return entry.to_dumpable_context(context)
     if not _is_json(context):
         reason = f"the pytree context of {kind.__qualname__} is not JSON; {_REGISTER}"
-        raise TreeError(path, reason)
+        raise TreeError(reason, path)
     return context
 
 
@@ -180,7 +200,8 @@ def _is_json(value: object) -> bool:
 
 def _registered_type(name: object, context: object) -> tuple[type, object]:
     if not isinstance(name, str):
-        raise TreeError("", f"the type of a structure must be a name, got {name!r:.80}")
+        reason = f"the type of a structure must be a name, got {name!r:.80}"
+        raise TreeError(reason)
     if name.startswith(_RETURN_TYPES):
         kind = getattr(torch.return_types, name.removeprefix(_RETURN_TYPES), None)
         if isinstance(kind, type) and kind in pytree.SUPPORTED_NODES:
@@ -191,15 +212,16 @@ def _registered_type(name: object, context: object) -> tuple[type, object]:
             f"the type {name!r} is not registered with torch's pytree here; import the module "
             "that registers it before loading"
         )
-        raise TreeError("", reason)
+        raise TreeError(reason)
     if pytree.is_namedtuple_class(found):
         return found, found
     entry = pytree.SUPPORTED_SERIALIZED_TYPES[found]
     if entry.from_dumpable_context is None:
         return found, context
     if _imports_by_name(entry):
-        raise TreeError("", f"the type {name!r} cannot be restored without importing code by name")
-    return found, entry.from_dumpable_context(context)  # type: ignore[arg-type]
+        reason = f"the type {name!r} cannot be restored without importing code by name"
+        raise TreeError(reason)
+    return found, entry.from_dumpable_context(context)
 
 
 def _imports_by_name(entry: Any) -> bool:  # noqa: ANN401

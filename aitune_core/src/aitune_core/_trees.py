@@ -7,6 +7,7 @@ Containers are those of torch's pytree registry, plus dataclasses that nobody re
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import itertools
@@ -70,10 +71,10 @@ class Omitted(enum.Enum):
 
 @attrs.define
 class TreeError(Exception):
-    """A leaf or container that cannot be part of a graph; the caller turns it into a public error."""
+    """A leaf or container that cannot be part of a graph; callers make it a public error."""
 
-    path: str
     reason: str
+    path: str = ""
 
 
 @attrs.frozen
@@ -84,7 +85,7 @@ class Context:
     key: str
 
 
-def flatten(value: object, leaves: list[Tensor], path: str = "") -> Structure:
+def flatten(value: Any, leaves: list[Tensor], path: str = "") -> Structure:  # noqa: ANN401
     """Append the tensors of ``value`` to ``leaves`` in order and return the structure.
 
     Args:
@@ -97,19 +98,18 @@ def flatten(value: object, leaves: list[Tensor], path: str = "") -> Structure:
             has no registered way to take it apart.
     """
     kind = type(value)
-    if kind is Tensor or isinstance(value, Tensor):
-        leaves.append(value)  # type: ignore[arg-type]
+    if isinstance(value, Tensor):
+        leaves.append(value)
         return HOLE
     if kind in _PLAIN_VALUES:
         return (_VALUE, kind, value)
-    if kind is tuple or kind is list:
+    if kind in _SEQUENCES.values():
         children = tuple(
-            flatten(item, leaves, f"{path}[{position}]")
-            for position, item in enumerate(value)  # type: ignore[arg-type]
+            flatten(item, leaves, f"{path}[{position}]") for position, item in enumerate(value)
         )
         return (kind.__name__, children)
     if kind is dict:
-        return _flatten_dict(value, leaves, path)  # type: ignore[arg-type]
+        return _flatten_dict(value, leaves, path)
     return _flatten_other(value, leaves, path)
 
 
@@ -118,7 +118,7 @@ def _flatten_dict(value: dict[Any, Any], leaves: list[Tensor], path: str) -> Str
     for key in value:
         if type(key) not in _KEY_TYPES:
             reason = f"dict key {key!r} is a {type(key).__name__}; keys must be str, int or bool"
-            raise TreeError(path, reason)
+            raise TreeError(reason, path)
     children = tuple(flatten(item, leaves, f"{path}[{key!r}]") for key, item in value.items())
     return ("dict", tuple((type(key), key) for key in value), children)
 
@@ -136,22 +136,22 @@ def _flatten_other(value: object, leaves: list[Tensor], path: str) -> Structure:
         )
         return (_NODE, kind, Context(context, repr(context)), parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = tuple(field.name for field in dataclasses.fields(value))
-        parts = tuple(flatten(getattr(value, name), leaves, f"{path}.{name}") for name in names)
-        return (_DATACLASS, kind, names, parts)
+        fields = tuple(field.name for field in dataclasses.fields(value))
+        parts = tuple(flatten(getattr(value, name), leaves, f"{path}.{name}") for name in fields)
+        return (_DATACLASS, kind, fields, parts)
     if isinstance(value, Mapping):
         reason = (
             f"{kind.__qualname__} is a mapping that torch's pytree does not know; pass it as "
             "keyword arguments (**value) or as a dict, or register it with "
             "torch.utils._pytree.register_pytree_node"
         )
-        raise TreeError(path, reason)
+        raise TreeError(reason, path)
     reason = (
         f"{kind.__module__}.{kind.__qualname__} is neither a tensor, nor a value that compares by "
         "value, nor a container that torch's pytree knows; convert it to a tensor, or register it "
         "with torch.utils._pytree.register_pytree_node"
     )
-    raise TreeError(path, reason)
+    raise TreeError(reason, path)
 
 
 def _comparable(value: object) -> object:
@@ -166,7 +166,8 @@ def _comparable(value: object) -> object:
 def _node_def(kind: type) -> pytree.NodeDef | None:
     node = pytree.SUPPORTED_NODES.get(kind)
     if node is None and pytree.is_namedtuple_class(kind):
-        return pytree.SUPPORTED_NODES[pytree.namedtuple]  # type: ignore[index]
+        # The registry knows all of them under the function that makes them.
+        return pytree.SUPPORTED_NODES[collections.namedtuple]  # type: ignore[index]  # noqa: PYI024
     return node
 
 
@@ -180,10 +181,10 @@ def _child_paths(node: pytree.NodeDef, value: object, count: int, path: str) -> 
 def unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:  # noqa: ANN401
     """Build the value that ``structure`` describes, taking one leaf per hole."""
     tag = structure[0]
-    if tag == "*" or tag == SCALAR_HOLE:
+    if tag in {"*", SCALAR_HOLE}:
         return next(leaves)
     if tag == _VALUE:
-        value = structure[2]
+        value: Any = structure[2]
         return value.value if type(value) is Context else value
     if tag == "dict":
         return {
@@ -204,7 +205,7 @@ def unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:  # noqa: ANN4
 
 def _rebuild_dataclass(kind: type, names: Sequence[str], parts: Sequence[object]) -> object:
     # Not through __init__: fields may be init=False, and __post_init__ has run once already.
-    value = object.__new__(kind)
+    value: object = object.__new__(kind)
     for name, part in zip(names, parts, strict=True):
         object.__setattr__(value, name, part)
     return value

@@ -6,11 +6,12 @@ import functools
 import shutil
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import torch
+from torch import Tensor
 
 from aitune_core._cache import new_work_dir, remove_with
 from aitune_core._dispatch import Dispatcher, TunedGraph
@@ -58,9 +59,7 @@ class GraphTrial(Trial):
         self._device = device
         self._started = started
         self._finished = finished
-        self._check = EngineCheck(
-            recorded.spec, recorded.samples, recorded.reference, module_name
-        )
+        self._check = EngineCheck(recorded.spec, recorded.samples, recorded.reference, module_name)
 
     def prepare(self) -> None:
         """Compute the eager reference. Raises `RecordingError` where eager is not repeatable."""
@@ -111,9 +110,7 @@ class GraphTrial(Trial):
             attempts=tuple(attempts),
         )
 
-    def _request(
-        self, work_dir: Path, attempts: list[Attempt], passed: _Passed
-    ) -> BuildRequest:
+    def _request(self, work_dir: Path, attempts: list[Attempt], passed: _Passed) -> BuildRequest:
         def check(engine: Engine) -> CheckResult:
             passed[engine] = self._check(engine)
             return passed[engine]
@@ -131,21 +128,33 @@ class GraphTrial(Trial):
 
     def _check_engine(self, backend: Backend, engine: object) -> None:
         if not isinstance(engine, Engine) or engine.graph != self.graph:
-            msg = f"backend {backend.name!r} built {engine!r} instead of an Engine for {self.graph.name!r}"
+            msg = (
+                f"backend {backend.name!r} built {engine!r} instead of an Engine for "
+                f"{self.graph.name!r}"
+            )
             raise BuildError(msg, backend_name=backend.name, step="build")
 
-    def _measured(
-        self, backend: Backend, engine: Engine
-    ) -> tuple[Measurement, Measurement]:
+    def _measured(self, backend: Backend, engine: Engine) -> tuple[Measurement, Measurement]:
         recorded = self._recorded
-        calls = [recorded.arguments(sample) for sample in recorded.samples[:_MAX_TIMED_SAMPLES]]
+        calls = [recorded.arguments(sample) for sample in _spread(recorded.samples)]
         dispatcher = Dispatcher(recorded.call_form, [TunedGraph(backend, engine)])
         with torch.no_grad():
             tuned, eager = measure(
                 [
                     [functools.partial(dispatcher.call, args, kwargs) for args, kwargs in calls],
-                    [functools.partial(recorded.module.forward, *args, **kwargs) for args, kwargs in calls],
+                    [
+                        functools.partial(recorded.module.forward, *args, **kwargs)
+                        for args, kwargs in calls
+                    ],
                 ],
                 self._device,
             )
         return tuned, eager
+
+
+def _spread(samples: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    """Return a few samples from the smallest to the largest."""
+    ordered = sorted(samples, key=lambda sample: sum(tensor.numel() for tensor in sample))
+    last = len(ordered) - 1
+    steps = min(last, _MAX_TIMED_SAMPLES - 1)
+    return [ordered[step * last // steps] for step in range(steps + 1)] if steps else ordered

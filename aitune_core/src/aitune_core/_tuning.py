@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal
 
 import attrs
 import pluggy
 import torch
 
+from aitune_core._devices import default_device, existing_device
 from aitune_core._dispatch import Dispatcher, TunedGraph
+from aitune_core._environment import environment_report
 from aitune_core._graphs import RecordedGraph, recorded_graphs
 from aitune_core._inputs import Call, calls_of, resized_call, to_device
-from aitune_core._module import ACTIVE_RECORDER, Module, ModuleState, state_of
+from aitune_core._module import Module, ModuleState, check_strategy, state_of
 from aitune_core._plugins import PluginRegistry, default_registry
 from aitune_core._progress import Progress, progress
-from aitune_core._recording import ModuleRecording
+from aitune_core._recorders import CallRecorder, EagerOnly, active
 from aitune_core._report import (
     CandidateReport,
     GraphReport,
     ModuleReport,
     TuneReport,
-    environment_report,
 )
 from aitune_core._scalars import scalar_kinds
 from aitune_core._trial import GraphTrial
@@ -35,48 +35,6 @@ __all__ = ["tune"]
 
 #: Values of a number for which graphs are built where it cannot be an input.
 _MAX_GRAPHS_BY_VALUE: Final = 8
-
-
-class _Recorder:
-    """Collects the calls of every wrapped module that is reached."""
-
-    def __init__(self) -> None:
-        self.recordings: dict[ModuleState, ModuleRecording] = {}
-        self.notes: dict[ModuleState, list[str]] = {}
-
-    def record(
-        self, state: ModuleState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:  # noqa: ANN401
-        """Run the call eagerly and note it."""
-        state.bring_back()
-        recording = self.recordings.get(state)
-        if recording is None:
-            recording = ModuleRecording(state.name, state.module, state.call_form)
-            self.recordings[state] = recording
-            self.notes[state] = []
-        if state.module.training:
-            state.module.eval()
-            self.notes[state].append("was in training mode and is now in eval mode")
-        return recording.record(args, kwargs)
-
-
-class _EagerOnly:
-    """Keeps wrapped modules inside wrapped modules eager while candidates are tried."""
-
-    def record(
-        self, state: ModuleState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:  # noqa: ANN401
-        """Run the call eagerly."""
-        return state.eager(args, kwargs)
-
-
-@contextlib.contextmanager
-def _recorder(recorder: _Recorder | _EagerOnly) -> Iterator[None]:
-    token = ACTIVE_RECORDER.set(recorder)
-    try:
-        yield
-    finally:
-        ACTIVE_RECORDER.reset(token)
 
 
 @attrs.define
@@ -156,7 +114,7 @@ def tune(  # noqa: PLR0913
         BackendUnavailableError: A named backend cannot run here.
     """
     start = time.perf_counter()
-    chosen = _checked_device(device)
+    chosen = None if device is None else existing_device(device)
     _check_arguments(func, batch_sizes, max_calls, on_failure)
     registry = registry or default_registry()
     with progress() as observer:
@@ -164,7 +122,7 @@ def tune(  # noqa: PLR0913
         if isinstance(func, Module):
             # Names are resolved before anything runs.
             _resolve(state_of(func), strategy, registry)
-            chosen = chosen or _default_device()
+            chosen = chosen or default_device()
             _move(func, chosen, observer)
         recorder = _record(func, input_data, batch_sizes, max_calls, chosen)
         plans = _plan(recorder, strategy, registry, on_failure)
@@ -189,9 +147,12 @@ def _check_arguments(
     if not callable(func):
         msg = f"func must be a Module or a callable that calls one, got {func!r}"
         raise ConfigError(msg, field="func", value=func, allowed="a Module or a callable")
-    for field, values in (("batch_sizes", batch_sizes), ("max_calls", None if max_calls is None else [max_calls])):
+    for field, values in (
+        ("batch_sizes", batch_sizes),
+        ("max_calls", None if max_calls is None else [max_calls]),
+    ):
         for value in values or ():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not _is_count(value):
                 msg = f"{field} takes integers >= 1, got {value!r}"
                 raise ConfigError(msg, field=field, value=value, allowed="integers >= 1")
     if on_failure not in ("raise", "eager"):
@@ -199,30 +160,8 @@ def _check_arguments(
         raise ConfigError(msg, field="on_failure", value=on_failure, allowed=("raise", "eager"))
 
 
-def _checked_device(device: torch.device | str | None) -> torch.device | None:
-    if device is None:
-        return None
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        msg = f"device must be a torch device such as 'cuda' or 'cpu', got {device!r}"
-        raise ConfigError(msg, field="device", value=device, allowed="a torch device") from error
-    if found.type == "cpu":
-        return torch.device("cpu")
-    if found.type != "cuda" or not torch.cuda.is_available():
-        msg = f"device {str(found)!r} is not available here; use 'cpu'"
-        raise ConfigError(msg, field="device", value=device, allowed="an available device")
-    index = torch.cuda.current_device() if found.index is None else found.index
-    if index >= torch.cuda.device_count():
-        msg = f"device {str(found)!r} does not exist, there are {torch.cuda.device_count()} CUDA devices"
-        raise ConfigError(msg, field="device", value=device, allowed="an existing device")
-    return torch.device("cuda", index)
-
-
-def _default_device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _observers(registry: PluginRegistry, observer: Progress) -> pluggy.PluginManager:
@@ -247,10 +186,10 @@ def _record(
     batch_sizes: Sequence[int] | None,
     max_calls: int | None,
     device: torch.device | None,
-) -> _Recorder:
-    recorder = _Recorder()
+) -> CallRecorder:
+    recorder = CallRecorder()
     count = 0
-    with _recorder(recorder), torch.no_grad():
+    with active(recorder), torch.no_grad():
         for call in calls_of(input_data, max_calls):
             for args, kwargs in _variants(call, batch_sizes, device):
                 count += 1
@@ -281,16 +220,14 @@ def _resolve(
     state: ModuleState, strategy: Strategy | str | None, registry: PluginRegistry
 ) -> tuple[Strategy, tuple[Backend, ...]]:
     chosen = state.strategy or strategy or "first_wins"
-    if isinstance(chosen, type) or not isinstance(chosen, Strategy | str):
-        msg = f"strategy must be a Strategy or a name, got {chosen!r}"
-        raise ConfigError(msg, field="strategy", value=chosen, allowed="Strategy or str")
+    check_strategy(chosen)
     if isinstance(chosen, str):
         chosen = registry.strategy(chosen)
     return chosen, registry.resolve(chosen.backends)
 
 
 def _plan(
-    recorder: _Recorder,
+    recorder: CallRecorder,
     strategy: Strategy | str | None,
     registry: PluginRegistry,
     on_failure: str,
@@ -300,7 +237,7 @@ def _plan(
         chosen, backends = _resolve(state, strategy, registry)
         plan = _Plan(state, chosen, backends, [], recorder.notes[state])
         try:
-            with _recorder(_EagerOnly()):
+            with active(EagerOnly()):
                 plan.recorded = recorded_graphs(recording, state.dynamic_shapes)
         except RecordingError as error:
             if on_failure == "raise":
@@ -401,7 +338,7 @@ def _decide_graph(
     )
     plan.graphs.append(recorded)
     plan.trials.append(trial)
-    with _recorder(_EagerOnly()):
+    with active(EagerOnly()):
         try:
             trial.prepare()
         except RecordingError as error:

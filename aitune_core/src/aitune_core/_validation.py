@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from aitune_core._flat import FlatModule
-from aitune_core._recording import same_bits
 from aitune_core._synthesis import corner_sizes, resize_inputs, strided_copies
+from aitune_core._tensors import same_bits
 from aitune_core.backend import Engine
 from aitune_core.errors import RecordingError, ValidationError
 from aitune_core.specs import GraphSpec, TensorSpec, dtype_name
@@ -112,7 +112,9 @@ class EngineCheck:
     def _make_cases(self) -> Iterator[_Case]:
         for position, inputs in enumerate(self._samples):
             yield _Case(f"recorded call {position}", inputs, self._eager(inputs))
-        yield _Case("strided inputs", strided_copies(self._samples[0]), self._eager(self._samples[0]))
+        yield _Case(
+            "strided inputs", strided_copies(self._samples[0]), self._eager(self._samples[0])
+        )
         for label, sizes in corner_sizes(self._graph.dims).items():
             described = ", ".join(f"{name}={size}" for name, size in sizes.items())
             inputs = resize_inputs(self._graph, self._samples, sizes)
@@ -166,13 +168,13 @@ class EngineCheck:
                 raise ValidationError(msg, output=spec.path, kind="input", case=case.label)
         for spec, expected, got in zip(self._graph.outputs, case.reference, outputs, strict=True):
             if got.requires_grad:
-                msg = f"output {spec.path!r} of the engine requires grad; engines compute no gradients"
+                msg = f"output {spec.path!r} of the engine requires grad; engines compute none"
                 raise ValidationError(msg, output=spec.path, kind="grad", case=case.label)
             yield _compare(spec, expected, got, case.label)
 
 
 def _compare(spec: TensorSpec, expected: Tensor, got: Tensor, case: str) -> _Difference:
-    facts = (
+    facts: tuple[tuple[str, object, object], ...] = (
         ("dtype", dtype_name(expected.dtype), dtype_name(got.dtype)),
         ("shape", tuple(expected.shape), tuple(got.shape)),
         ("device", expected.device, got.device),
@@ -196,7 +198,7 @@ def _compare(spec: TensorSpec, expected: Tensor, got: Tensor, case: str) -> _Dif
     share = torch.where(difference > 0, difference / allowed, 0.0)
     worst = int(share.argmax())
     result = _Difference(float(difference.max()), float(share.reshape(-1)[worst]), spec.path)
-    if result.share > 1.0 or result.share != result.share:  # noqa: PLR0124 - NaN
+    if result.share > 1.0 or result.share != result.share:
         index = tuple(int(axis) for axis in torch.unravel_index(torch.tensor(worst), share.shape))
         wanted, found = expected[index].item(), got[index].item()
         msg = (
@@ -244,5 +246,11 @@ def _compare_nonfinite(
             f"(NaN and infinity must be where eager has them), on {case}"
         )
         raise ValidationError(
-            msg, output=spec.path, kind="nonfinite", index=place, expected=wanted, got=found, case=case
+            msg,
+            output=spec.path,
+            kind="nonfinite",
+            index=place,
+            expected=wanted,
+            got=found,
+            case=case,
         )

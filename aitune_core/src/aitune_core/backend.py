@@ -120,7 +120,7 @@ class ArtifactReader:
             CheckpointError: No file of this name was stored.
         """
         if name not in self.files:
-            msg = f"the checkpoint holds no file {name!r} for this engine, it holds {list(self.files)}"
+            msg = f"the checkpoint holds no file {name!r} for this engine, only {list(self.files)}"
             raise CheckpointError(msg, path=name, expected=name, got=self.files)
         return self.directory / name
 
@@ -191,7 +191,10 @@ class Engine(ABC):
 
     def fail_closed(self, operation: str) -> NoReturn:
         """Raise the error for a use after `close`."""
-        msg = f"cannot {operation}: this {self.backend_name} engine of graph {self.graph.name!r} is closed"
+        msg = (
+            f"cannot {operation}: this {self.backend_name} engine of graph {self.graph.name!r} is "
+            "closed"
+        )
         raise EngineClosedError(msg, backend_name=self.backend_name, operation=operation)
 
 
@@ -248,7 +251,7 @@ class Backend(ABC):
 
     def __eq__(self, other: object) -> bool:
         """Backends of one class with equal configurations are equal."""
-        return type(self) is type(other) and self.config == other.config  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.config == other.config
 
     def __hash__(self) -> int:
         """Hash of class and configuration."""

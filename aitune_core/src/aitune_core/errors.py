@@ -207,7 +207,7 @@ class ValidationError(AituneError):
         case: Which input shows it, such as ``"recorded call 2"``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         message: str,
         *,
@@ -253,7 +253,7 @@ class InputMismatchError(AituneError, ValueError):
 
 
 class CallFormError(InputMismatchError, TypeError):
-    """A call does not fit the module's signature: an argument is missing, unknown or given twice."""
+    """A call does not fit the signature: an argument is missing, unknown or given twice."""
 
 
 class RecordingError(AituneError):

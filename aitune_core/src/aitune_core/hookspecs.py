@@ -75,11 +75,15 @@ class HookSpecs:
         """Return references to the strategies of this plugin."""
 
     @hookspec
-    def aitune_candidate_started(self, module_name: str, graph: GraphSpec, backend: Backend) -> None:
+    def aitune_candidate_started(
+        self, module_name: str, graph: GraphSpec, backend: Backend
+    ) -> None:
         """Observe that a candidate is about to be built."""
 
     @hookspec
-    def aitune_candidate_finished(self, module_name: str, graph: GraphSpec, outcome: Outcome) -> None:
+    def aitune_candidate_finished(
+        self, module_name: str, graph: GraphSpec, outcome: Outcome
+    ) -> None:
         """Observe what became of a candidate."""
 
     @hookspec

@@ -21,6 +21,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _is_identifier(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier()
+
+
 def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
@@ -48,7 +52,7 @@ class DynamicDim:
     opt: int | None = None
 
     def __init__(self, name: str, min: int, max: int, opt: int | None = None) -> None:  # noqa: A002
-        if not isinstance(name, str) or not name.isidentifier():
+        if not _is_identifier(name):
             msg = f"DynamicDim name must be a Python identifier, got {name!r}"
             raise ConfigError(msg, field="name", value=name, allowed="an identifier")
         for label, size in (("min", min), ("max", max), ("opt", min if opt is None else opt)):
@@ -60,7 +64,7 @@ class DynamicDim:
                 f"DynamicDim {name!r} needs min <= opt <= max, got min={min}, opt={opt}, max={max}"
             )
             raise ConfigError(msg, field="max", value=(min, opt, max), allowed="min <= opt <= max")
-        self.__attrs_init__(name, min, max, opt)  # type: ignore[attr-defined]
+        self.__attrs_init__(name, min, max, opt)
 
     def __str__(self) -> str:
         """Return ``name[min..max]``."""
@@ -104,7 +108,7 @@ class TensorSpec:
     name: str
     path: str
     dtype: torch.dtype = field(validator=validators.instance_of(torch.dtype))
-    shape: tuple[int | DynamicDim, ...] = field(converter=tuple)
+    shape: tuple[int | DynamicDim, ...]
     device_type: str = "cpu"
 
     @property
@@ -115,9 +119,7 @@ class TensorSpec:
     @property
     def dynamic_axes(self) -> dict[int, DynamicDim]:
         """The axes that are not static, by position."""
-        return {
-            axis: size for axis, size in enumerate(self.shape) if isinstance(size, DynamicDim)
-        }
+        return {axis: size for axis, size in enumerate(self.shape) if isinstance(size, DynamicDim)}
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...] | None:
         """Return the concrete shape for given dim sizes, or None where a dim is not given."""
@@ -156,9 +158,7 @@ class GraphSpec:
     @property
     def dims(self) -> dict[str, DynamicDim]:
         """The dims of the inputs, by name, in order of appearance."""
-        return {
-            dim.name: dim for spec in self.inputs for dim in spec.dynamic_axes.values()
-        }
+        return {dim.name: dim for spec in self.inputs for dim in spec.dynamic_axes.values()}
 
     @property
     def result_count(self) -> int:
@@ -218,9 +218,14 @@ def _check_size(
             raise InputMismatchError(msg, path=spec.path, expected=expected, got=got)
         return
     if not expected.min <= got <= expected.max:
-        msg = f"{where} has size {got}, the tuned range of {expected.name!r} is {expected.min} to {expected.max}"
+        msg = (
+            f"{where} has size {got}, the tuned range of {expected.name!r} is {expected.min} to "
+            f"{expected.max}"
+        )
         raise InputMismatchError(msg, path=spec.path, expected=str(expected), got=got)
     first, first_where = seen.setdefault(expected.name, (got, where))
     if got != first:
-        msg = f"{where} has size {got}, but {first_where} has {first}; both are dim {expected.name!r}"
+        msg = (
+            f"{where} has size {got}, but {first_where} has {first}; both are dim {expected.name!r}"
+        )
         raise InputMismatchError(msg, path=spec.path, expected=first, got=got)

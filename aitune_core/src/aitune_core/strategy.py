@@ -149,9 +149,11 @@ class Strategy(ABC):
         return f"{type(self).__name__}({self.backends!r})"
 
 
-def _checked_sources(backends: Sequence[BackendSource]) -> tuple[BackendSource, ...]:
+def _checked_sources(backends: Any) -> tuple[BackendSource, ...]:  # noqa: ANN401
     if isinstance(backends, str | Backend):
-        msg = f"backends must be a sequence of backends or names, got {backends!r}; put it in a list"
+        msg = (
+            f"backends must be a sequence of backends or names, got {backends!r}; put it in a list"
+        )
         raise ConfigError(msg, field="backends", value=backends, allowed="a sequence")
     sources = tuple(backends)
     if not sources:

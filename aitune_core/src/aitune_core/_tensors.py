@@ -1,0 +1,27 @@
+"""Facts about tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["plain_tensor", "same_bits"]
+
+
+def plain_tensor(tensor: Tensor) -> bool:
+    """Whether a tensor is dense memory that a runtime can read, and no subclass."""
+    return (
+        type(tensor) in {Tensor, nn.Parameter, nn.Buffer}
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and tensor.device.type in {"cpu", "cuda"}
+    )
+
+
+def same_bits(tensor: Tensor, copy: Tensor) -> bool:
+    """Whether two tensors of one shape hold the same bits, so that NaN counts as equal."""
+    return tensor.shape == copy.shape and torch.equal(_bits(tensor), _bits(copy))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import torch
+from aitune_core import BatchDim, DynamicDim
+from aitune_core._synthesis import corner_sizes, distinct_sizes, resize_inputs, strided_copies
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import recorded
+
+LENGTH = DynamicDim("length", 2, 6)
+SHAPES = {"ids": [BatchDim(1, 8), LENGTH], "mask": [BatchDim(1, 8), LENGTH]}
+(GRAPH,) = recorded(
+    lambda ids, mask, table: ids + mask + table[0],
+    (torch.arange(6).reshape(2, 3), torch.ones(2, 3), torch.ones(4)),
+    dynamic_shapes=SHAPES,
+)
+
+
+def test_resized_inputs_have_the_wanted_sizes_and_recorded_values() -> None:
+    ids, mask, table = resize_inputs(GRAPH.spec, GRAPH.samples, {"batch": 3, "length": 5})
+    assert ids.tolist() == [[0, 1, 2, 0, 1], [3, 4, 5, 3, 4], [0, 1, 2, 0, 1]]
+    assert mask.shape == (3, 5)
+    assert table.shape == (4,)
+
+
+def test_dims_that_are_left_out_keep_the_recorded_size() -> None:
+    ids, _, _ = resize_inputs(GRAPH.spec, GRAPH.samples, {"batch": 1})
+    assert ids.tolist() == [[0, 1, 2]]
+
+
+def test_resized_inputs_share_no_memory_with_samples() -> None:
+    ids, _, table = resize_inputs(GRAPH.spec, GRAPH.samples, {})
+    ids.fill_(-1)
+    table.fill_(-1)
+    assert GRAPH.samples[0][0].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert GRAPH.samples[0][2].tolist() == [1, 1, 1, 1]
+
+
+def test_samples_with_rows_are_preferred_to_empty_ones() -> None:
+    (graph,) = recorded(lambda x: x * 1, (torch.ones(0, 2),), (torch.full((3, 2), 7.0),))
+    (x,) = resize_inputs(graph.spec, graph.samples, {"batch": 2})
+    assert x.tolist() == [[7.0, 7.0], [7.0, 7.0]]
+    (x,) = resize_inputs(graph.spec, graph.samples[:1], {"batch": 2})
+    assert x.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_corners_are_both_ends_each_dim_alone_and_the_interior() -> None:
+    corners = corner_sizes({"batch": BatchDim(1, 8), "length": LENGTH})
+    assert {"batch": 1, "length": 2} in corners.values()
+    assert {"batch": 8, "length": 6} in corners.values()
+    assert {"batch": 1, "length": 6} in corners.values()
+    assert {"batch": 8, "length": 2} in corners.values()
+    interior = corners["interior"]
+    assert 1 < interior["batch"] < 8
+    assert 2 < interior["length"] < 6
+    assert corner_sizes({}) == {}
+
+
+ranges = st.tuples(st.integers(0, 5000), st.integers(0, 5000)).map(sorted)
+
+
+@given(st.lists(ranges, min_size=1, max_size=4))
+def test_distinct_sizes_lie_inside_and_differ_where_they_can(pairs: list[list[int]]) -> None:
+    dims = {
+        f"d{index}": DynamicDim(f"d{index}", low, high) for index, (low, high) in enumerate(pairs)
+    }
+    sizes = distinct_sizes(dims)
+    for name, dim in dims.items():
+        assert dim.min <= sizes[name] <= dim.max
+    if all(dim.max - dim.min >= len(dims) for dim in dims.values()):
+        assert len(set(sizes.values())) == len(dims)
+
+
+def test_distinct_sizes_of_huge_ranges_are_found_at_once() -> None:
+    sizes = distinct_sizes({"a": DynamicDim("a", 0, 10_000_000), "b": DynamicDim("b", 0, 10_000_000)})
+    assert sizes["a"] != sizes["b"]
+
+
+def test_strided_copies_are_equal_and_not_contiguous() -> None:
+    inputs = (torch.randn(2, 3), torch.arange(3), torch.tensor(1.0), torch.empty(0, 2))
+    copies = strided_copies(inputs)
+    for tensor, copy in zip(inputs, copies, strict=True):
+        assert torch.equal(tensor, copy)
+        assert tensor.dtype is copy.dtype
+        assert tensor.data_ptr() != copy.data_ptr() or tensor.numel() == 0
+    assert not copies[0].is_contiguous()
+    assert not copies[1].is_contiguous()

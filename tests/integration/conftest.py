@@ -1,0 +1,188 @@
+"""Modules tuned with the real backend on the CPU provider, beside eager copies of them."""
+
+# ruff: noqa: ANN401 - calls and results are trees of any kind
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aitune_core as ait
+
+Tune = Callable[..., "Tuned"]
+
+#: Allowed share of an element's size plus the root mean square of its tensor.
+_SHARES: Final = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 6e-2,
+}
+
+
+def assert_tensor(expected: Tensor, got: Tensor, path: str) -> None:
+    """Check that a tensor has eager's dtype, shape and values, and no gradient."""
+    assert (got.dtype, got.shape, got.device) == (expected.dtype, expected.shape, expected.device), path
+    assert not got.requires_grad, path
+    if not expected.dtype.is_floating_point:
+        assert torch.equal(got, expected), path
+        return
+    if expected.numel() == 0:
+        return
+    one, other = expected.double(), got.double()
+    finite = one.isfinite()
+    assert torch.equal(other.isfinite(), finite), path
+    assert torch.equal(one[~finite].isnan(), other[~finite].isnan()), path
+    assert torch.equal(one[~finite].nan_to_num(), other[~finite].nan_to_num()), path
+    size = torch.where(finite, one.abs(), 0.0)
+    allowed = _SHARES.get(expected.dtype, 0.25) * (size + size.square().mean().sqrt())
+    worst = torch.where(finite, (one - other).abs() - allowed, 0.0)
+    assert bool((worst <= 0).all()), f"{path}: {expected} != {got}"
+
+
+def assert_same(expected: Any, got: Any, path: str = "out") -> None:
+    """Check that two trees have one structure, the same types in it, and the same values."""
+    if isinstance(expected, Tensor):
+        assert isinstance(got, Tensor), path
+        assert_tensor(expected.detach(), got, path)
+        return
+    assert type(expected) is type(got), path
+    if isinstance(expected, Mapping):
+        assert list(expected) == list(got), path
+        for key in expected:
+            assert_same(expected[key], got[key], f"{path}[{key!r}]")
+    elif isinstance(expected, Sequence) and not isinstance(expected, str):
+        assert len(expected) == len(got), path
+        for position, (one, other) in enumerate(zip(expected, got, strict=True)):
+            assert_same(one, other, f"{path}[{position}]")
+    elif dataclasses.is_dataclass(expected):
+        for field in dataclasses.fields(expected):
+            name = field.name
+            assert_same(getattr(expected, name), getattr(got, name), f"{path}.{name}")
+    else:
+        assert repr(expected) == repr(got), path
+
+
+@attrs.define(eq=False)
+class Tuned:
+    """A tuned module, its eager twin, and the count of calls that ran eagerly."""
+
+    model: Any
+    eager: nn.Module
+    report: ait.TuneReport
+    eager_calls: int = 0
+
+    @property
+    def graphs(self) -> tuple[ait.GraphReport, ...]:
+        """The graphs of the module."""
+        return self.report.modules[0].graphs
+
+    @property
+    def winners(self) -> list[str | None]:
+        """The backend of each graph."""
+        return [graph.winner for graph in self.graphs]
+
+    def expected(self, *args: Any, **kwargs: Any) -> Any:
+        """Return eager's result for copies of the arguments."""
+        args, kwargs = copy.deepcopy((args, kwargs))
+        with torch.no_grad():
+            return self.eager(*args, **kwargs)
+
+    def same(self, *args: Any, **kwargs: Any) -> Any:
+        """Check that a call gives and does what eager does, on an engine; returns its result."""
+        before = self.eager_calls
+        theirs, ours = copy.deepcopy((args, kwargs)), copy.deepcopy((args, kwargs))
+        with torch.no_grad():
+            expected = self.eager(*theirs[0], **theirs[1])
+        got = self.model(*ours[0], **ours[1])
+        assert self.eager_calls == before, "the call ran eagerly"
+        assert_same(expected, got)
+        assert_same(theirs[0], ours[0], "args")
+        assert_same(theirs[1], ours[1], "kwargs")
+        return got
+
+    def misses(self, *args: Any, **kwargs: Any) -> ait.InputMismatchError:
+        """Check that no graph takes a call; returns the error that says why."""
+        with pytest.raises(ait.InputMismatchError) as caught:
+            self.model(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        return caught.value
+
+
+def tune_module(
+    module: nn.Module,
+    calls: Sequence[Any],
+    *,
+    reference: nn.Module | None = None,
+    on_miss: str = "error",
+    dynamic_shapes: Any = None,
+    options: Mapping[str, Any] | None = None,
+    on_failure: str = "raise",
+    wins: bool = True,
+    **settings: Any,
+) -> Tuned:
+    """Tune a module with ONNX Runtime on the CPU provider and watch its ``forward``.
+
+    Args:
+        module: Is put into eval mode.
+        calls: Tensors, tuples of arguments, or ``(args, kwargs)``; copied before they are used.
+        reference: Eager twin; None means a copy of the module.
+        on_miss: As of `ait.Module`; an error unless a test is about misses.
+        dynamic_shapes: As of `ait.Module`.
+        options: Options of the backend.
+        on_failure: As of `ait.tune`.
+        wins: Whether every graph must end on an engine.
+        settings: Further arguments of `ait.tune`.
+    """
+    module.eval()
+    eager = copy.deepcopy(module) if reference is None else reference
+    backend = ("onnxruntime", {"execution_provider": "cpu", **(options or {})})
+    model: Any = ait.Module(
+        module,
+        on_miss=on_miss,  # type: ignore[arg-type]
+        dynamic_shapes=dynamic_shapes,
+        strategy=ait.OneBackendStrategy(backend),
+    )
+    report = ait.tune(
+        model,
+        copy.deepcopy(list(calls)),
+        device="cpu",
+        on_failure=on_failure,  # type: ignore[arg-type]
+        **settings,
+    )
+    tuned = Tuned(model, eager, report)
+    if wins:
+        assert set(tuned.winners) == {"onnxruntime"}, str(report)
+    forward = module.forward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        tuned.eager_calls += 1
+        return forward(*args, **kwargs)
+
+    module.__dict__["forward"] = counted
+    return tuned
+
+
+@pytest.fixture
+def tune() -> Tune:
+    """Return `tune_module`."""
+    return tune_module
+
+
+@pytest.fixture
+def same() -> Callable[..., None]:
+    """Return `assert_same`."""
+    return assert_same
+
+
+@pytest.fixture(scope="module")
+def tune_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tune]:
+    """Return `tune_module` for fixtures that serve all tests of a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AITUNE_CACHE_DIR", str(tmp_path_factory.mktemp("aitune-cache")))
+        yield tune_module

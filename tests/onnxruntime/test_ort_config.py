@@ -1,0 +1,93 @@
+"""The configuration: loose input, strict values, named errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aitune_backend_onnxruntime import ONNXExecutionProvider, ONNXRuntimeBackendConfig
+from aitune_core.errors import ConfigError
+
+CUDA = ONNXExecutionProvider.CUDA
+
+
+@pytest.mark.parametrize(
+    "value", [CUDA, "cuda", "CUDA", "Cuda", "CUDAExecutionProvider", "cudaexecutionprovider"]
+)
+def test_provider_is_accepted_in_every_spelling(value: str) -> None:
+    assert ONNXRuntimeBackendConfig(execution_provider=value).execution_provider is CUDA
+
+
+@pytest.mark.parametrize("value", ["rocm", "", "cud", 1, True, b"cuda", ["cuda"]])
+def test_unknown_provider_is_refused_with_what_is_allowed(value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ONNXRuntimeBackendConfig(execution_provider=value)  # type: ignore[arg-type]
+    assert caught.value.field == "execution_provider"
+    assert caught.value.value == value
+    assert caught.value.allowed == ("cuda", "tensorrt", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("use_dynamo", "opset"), [(True, 18), (True, 26), (False, 9), (False, 20), (True, None)]
+)
+def test_opset_within_the_exporters_range_is_kept(*, use_dynamo: bool, opset: int | None) -> None:
+    config = ONNXRuntimeBackendConfig(use_dynamo=use_dynamo, opset_version=opset)
+    assert config.opset_version == opset
+
+
+@pytest.mark.parametrize(
+    ("use_dynamo", "opset"),
+    [(True, 17), (True, 27), (False, 21), (False, 8), (True, True), (True, 20.0), (True, "20")],
+)
+def test_opset_outside_the_exporters_range_is_refused(*, use_dynamo: bool, opset: object) -> None:
+    with pytest.raises(ConfigError, match="opset_version") as caught:
+        ONNXRuntimeBackendConfig(use_dynamo=use_dynamo, opset_version=opset)  # type: ignore[arg-type]
+    assert caught.value.field == "opset_version"
+    assert caught.value.value == opset
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", None])
+def test_use_dynamo_must_be_a_bool(value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ONNXRuntimeBackendConfig(use_dynamo=value)  # type: ignore[arg-type]
+    assert caught.value.field == "use_dynamo"
+
+
+def test_unknown_option_is_named_by_both_ways_in() -> None:
+    for make in (ONNXRuntimeBackendConfig, lambda **o: ONNXRuntimeBackendConfig.from_options(o)):
+        with pytest.raises(ConfigError) as caught:
+            make(opset=20)
+        assert caught.value.field == "opset"
+        assert caught.value.allowed == ("use_dynamo", "execution_provider", "opset_version")
+
+
+def test_fields_are_keyword_only() -> None:
+    with pytest.raises(TypeError):
+        ONNXRuntimeBackendConfig(True)  # type: ignore[call-arg] # noqa: FBT003
+
+
+def test_options_survive_json() -> None:
+    config = ONNXRuntimeBackendConfig(
+        use_dynamo=False, execution_provider="TensorrtExecutionProvider", opset_version=19
+    )
+    options = json.loads(json.dumps(config.to_options()))
+    assert options == {
+        "use_dynamo": False,
+        "execution_provider": "tensorrt",
+        "opset_version": 19,
+    }
+    assert ONNXRuntimeBackendConfig.from_options(options) == config
+
+
+def test_defaults_survive_json() -> None:
+    config = ONNXRuntimeBackendConfig()
+    options = json.loads(json.dumps(config.to_options()))
+    assert ONNXRuntimeBackendConfig.from_options(options) == config
+
+
+def test_configuration_is_frozen_hashable_and_compares_by_value() -> None:
+    config = ONNXRuntimeBackendConfig(execution_provider="cpu")
+    with pytest.raises(AttributeError):
+        config.use_dynamo = False  # type: ignore[misc]
+    assert {config} == {ONNXRuntimeBackendConfig(execution_provider=ONNXExecutionProvider.CPU)}
