@@ -125,9 +125,7 @@ def wheels(session: nox.Session) -> None:
         alone = new_environment(session, Path(folder, "alone"), str(built[0]))
         session.run(str(alone / "python"), "-I", "-c", IMPORT_CHECK, external=True)
 
-        both = new_environment(
-            session, Path(folder, "both"), *map(str, built), *group("test")
-        )
+        both = new_environment(session, Path(folder, "both"), *map(str, built), *group("test"))
         session.run(str(both / "python"), "-I", "-c", IMPORT_CHECK, external=True)
         # The script pytest, unlike python -m pytest, leaves the current folder off sys.path.
         session.run(

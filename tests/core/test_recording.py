@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from aitune_core import RecordingError
-from aitune_core._recording import plain_tensor, same_bits
+from aitune_core._tensors import plain_tensor, same_bits
 from samples import Function, recorded, recording_of
 from torch import Tensor, nn
 
@@ -144,6 +144,8 @@ def test_huge_numbers_are_recorded() -> None:
         torch.tensor(1.0),
         torch.ones(4, 6)[::2, ::3],
         torch.ones(3).expand(2, 3),
+        torch.ones(1, 4)[:, 0],
+        torch.ones(1, 2, 4)[..., 3],
         torch.tensor([True]),
         torch.tensor([1 + 1j]),
         torch.tensor([1 + 1j]).conj(),

@@ -1,4 +1,4 @@
-"""GPU tests skip without a CUDA device, and fail instead where AITUNE_REQUIRE_GPU=1 asks for one."""
+"""GPU tests skip without a CUDA device; AITUNE_REQUIRE_GPU=1 makes that a failure."""
 
 from __future__ import annotations
 

@@ -175,6 +175,10 @@ def test_placement_is_reported(make: Callable[..., Any]) -> None:
     engine = batched(make, mlp(), torch.randn(8, 64)).build()
     assert engine.placement["CUDAExecutionProvider"] >= 3
     assert engine.placement.get("CPUExecutionProvider", 0) == 0
+    slots = (*engine._runner.inputs, *engine._runner.outputs)  # noqa: SLF001
+    on_cpu = [slot.name for slot in slots if getattr(slot, "written_on_cpu", False)]
+    on_cpu += [slot.name for slot in slots if getattr(slot, "reads_on_cpu", False)]
+    assert on_cpu == []
 
 
 def test_shape_arithmetic_is_accepted_on_the_cpu(make: Callable[..., Any]) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 import pytest
 import torch
+import torch.onnx._internal.exporter._registration
 from torch import Tensor, nn
 
 import aitune_core as ait
@@ -166,6 +169,23 @@ def tune_module(
 
     module.__dict__["forward"] = counted
     return tuned
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_tunings() -> Iterator[None]:
+    """Leave out what makes a tuning long and counts for nothing here.
+
+    Engines are timed in a few rounds without pauses, and torch's exporter translates its table of
+    operators once instead of once per export.
+    """
+    registry = torch.onnx._internal.exporter._registration.ONNXRegistry  # noqa: SLF001
+    gc.freeze()  # the collection after each export passes over all that was imported
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_BUDGET_SECONDS", "_PAUSE_SECONDS"):
+            patch.setattr(f"aitune_core._measurement.{name}", 0.0, raising=False)
+        once = staticmethod(functools.cache(registry.from_torchlib))
+        patch.setattr(registry, "from_torchlib", once)
+        yield
 
 
 @pytest.fixture

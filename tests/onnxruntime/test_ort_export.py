@@ -3,10 +3,6 @@
 # ruff: noqa: ANN401 - what fixtures of conftest.py return has no type that can be imported here
 from __future__ import annotations
 
-import logging
-import subprocess
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,7 +164,7 @@ def test_code_that_depends_on_a_length_is_refused_by_name(case: MakeCase) -> Non
     assert not any(succeeded for _, succeeded in made.steps)
     assert "axis 1 of input 't[0]' (length[1..12])" in made.attempts[0].detail
     for attempt in made.attempts:
-        assert attempt.detail in str(caught.value)
+        assert attempt.detail.removeprefix(attempt.step).strip() in str(caught.value)
     assert caught.value.step == "check"
     assert isinstance(caught.value.__cause__, ValidationError)
 
@@ -336,36 +332,6 @@ def test_new_export_does_not_touch_files_that_a_session_maps(case: MakeCase) -> 
     second = made.build()
     assert torch.equal(first([x])[0], before)
     torch.testing.assert_close(second([x])[0], made.eager(x)[0])
-
-
-def test_export_is_quiet_and_restores_warnings_and_loggers(
-    case: MakeCase, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    level = logging.getLogger("torch.onnx").level
-    filters = list(warnings.filters)
-    for use_dynamo in (True, False):
-        case(Recurrent(), torch.randn(2, 5, 4)).build(use_dynamo=use_dynamo)
-    assert [one for one in caplog.records if one.levelno >= logging.INFO] == []
-    assert capfd.readouterr() == ("", "")
-    assert logging.getLogger("torch.onnx").level == level
-    assert list(warnings.filters) == filters
-
-
-def test_first_export_of_a_process_is_quiet(tmp_path: Path) -> None:
-    program = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-import pathlib, torch, warnings; from conftest import make_case
-from aitune_core.specs import DynamicDim
-axes = [{{0: DynamicDim("b", 1, 8)}}]
-make_case(
-    torch.nn.Linear(3, 3), [torch.randn(2, 3)], pathlib.Path({str(tmp_path)!r}),
-    axes=axes, out_axes=axes,
-).build()
-"""
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_sizes_with_one_value_are_exported_as_static(case: MakeCase) -> None:

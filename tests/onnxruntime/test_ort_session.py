@@ -137,6 +137,14 @@ def test_sizes_on_the_cpu_are_accepted(engine: Any) -> None:
     assert counts == {"CUDAExecutionProvider": 1, "CPUExecutionProvider": 2}
 
 
+def test_provider_that_took_nothing_is_an_error(engine: Any) -> None:
+    session = assigned(CUDA=[("MatMul", "m")], CPU=[("Gather", "g")])
+    facts = attrs.evolve(engine.model.facts, results={})
+    with pytest.raises(ProviderPlacementError) as caught:
+        check_placement(session, ONNXExecutionProvider.TENSORRT, facts)
+    assert caught.value.provider == "TensorrtExecutionProvider"
+
+
 def test_computation_on_the_cpu_is_refused_by_name(engine: Any) -> None:
     session = assigned(
         CUDA=[("MatMul", "m")],

@@ -198,10 +198,12 @@ def _summary(
     checks = [error for _, error in failures if isinstance(error, ValidationError)]
     builds = [error for _, error in failures if not isinstance(error, OnnxExportError)]
     cause = (*checks, *builds, *(error for _, error in failures))[0]
-    listed = "\n".join(
-        f"  {number}. {plan.step}: {error}" for number, (plan, error) in enumerate(failures, 1)
-    )
-    msg = f"graph {graph.name!r} could not be built in any of {len(failures)} ways:\n{listed}"
+    lines = [
+        f"  {number}. {plan.step}: {str(error).removeprefix(plan.step).lstrip()}"
+        for number, (plan, error) in enumerate(failures, 1)
+    ]
+    ways = "the only way" if len(failures) == 1 else f"any of {len(failures)} ways"
+    msg = "\n".join((f"graph {graph.name!r} could not be built in {ways}:", *lines))
     if isinstance(cause, OnnxExportError):
         summary: BuildError = OnnxExportError(msg, exporter=cause.exporter, hint=cause.hint)
     else:

@@ -103,6 +103,8 @@ class CudaRunner(Runner):
         with self._lock:
             try:
                 results = self._run_between(caller, bound, predicted)
+            except torch.OutOfMemoryError:  # a RuntimeError, but not ONNX Runtime's
+                raise
             except ORT_ERRORS as error:
                 results = self._run_again(caller, bound, error)
             else:

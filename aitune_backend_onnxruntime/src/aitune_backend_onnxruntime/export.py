@@ -6,6 +6,7 @@ import gc
 import re
 import shutil
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -38,6 +39,8 @@ WEIGHTS_FILE: Final = "model_raw.onnx.data"
 #: that hide everything, where the decomposition of opsets up to 22 is not.
 DEFAULT_OPSET: Final = 23
 
+#: Exporters and their silencers change settings of the process: one export at a time.
+_ONE_EXPORT: Final = threading.Lock()
 #: Weights smaller than this stay in the model file, in bytes.
 _SMALL_WEIGHT: Final = 1024
 #: How much of an exporter's error goes into ours, in characters.
@@ -113,7 +116,7 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
     modes = [(part, part.training) for part in request.module.modules()]
     folder = Path(tempfile.mkdtemp(prefix="export-", dir=request.work_dir))
     try:
-        with quiet_export(), torch.no_grad(), _plain_attention():
+        with _ONE_EXPORT, quiet_export(), torch.no_grad(), _plain_attention():
             if plan.exporter == "dynamo":
                 _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
             else:

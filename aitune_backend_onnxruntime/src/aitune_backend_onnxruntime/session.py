@@ -191,7 +191,7 @@ def check_placement(
         Number of nodes per ONNX Runtime provider name.
 
     Raises:
-        ProviderPlacementError: One did; names operators and counts.
+        ProviderPlacementError: One did, named with its count, or TensorRT took no node.
     """
     counts: Counter[str] = Counter()
     misplaced: Counter[str] = Counter()
@@ -209,6 +209,10 @@ def check_placement(
             "execution_provider, or keep this module in PyTorch"
         )
         raise ProviderPlacementError(msg, provider=provider.ort_name, operators=misplaced)
+    tensorrt = ONNXExecutionProvider.TENSORRT
+    if provider is tensorrt and counts and provider.ort_name not in counts:
+        msg = f"{provider.ort_name} took no node of this model, which would run on {dict(counts)}"
+        raise ProviderPlacementError(msg, provider=provider.ort_name)
     return dict(counts)
 
 

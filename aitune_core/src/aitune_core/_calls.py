@@ -188,18 +188,22 @@ class CallForm:
         by_position = self._var_positional is not None and bool(values[self._var_positional])
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
+        needed = 0  # trailing positional arguments that equal their defaults are left out
         for position, (parameter, value) in enumerate(zip(self.parameters, values, strict=True)):
+            given = structure[position] != self._default_structures[position]
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 args.extend(value)
+                needed = len(args) if value else needed
             elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 kwargs.update(value)
             elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY or (
                 by_position and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
             ):
                 args.append(value)
-            elif structure[position] != self._default_structures[position]:
+                needed = len(args) if given else needed
+            elif given:
                 kwargs[parameter.name] = value
-        return tuple(args), kwargs
+        return tuple(args[:needed]), kwargs
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the parameters as JSON-able data.

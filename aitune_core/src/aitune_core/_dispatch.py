@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aitune_core._calls import CallForm
 from aitune_core._scalars import CallStructure, family, lift, number_places, scalar_tensor
 from aitune_core._tensors import plain_tensor
-from aitune_core._trees import HOLE, Structure, TreeError, hole_paths, unflatten
+from aitune_core._trees import HOLE, SCALAR_HOLE, Structure, TreeError, hole_paths, unflatten
 from aitune_core.backend import Backend, Engine
 from aitune_core.errors import InputMismatchError
 from aitune_core.specs import GraphSpec
@@ -58,7 +58,13 @@ class TunedGraph:
 
     def call(self, inputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
         """Run the engine and return the module's result."""
-        outputs = self._run(inputs)
+        read = inputs
+        for tensor in inputs:
+            if tensor.is_neg() or tensor.is_conj():
+                # Signs that are not in memory yet; engines read memory.
+                read = [tensor.resolve_conj().resolve_neg() for tensor in inputs]
+                break
+        outputs = self._run(read)
         if self._single:
             return outputs[0]
         with torch.no_grad():
@@ -106,7 +112,11 @@ class Dispatcher:
             raise Miss(InputMismatchError(msg, path=error.path, got=error.reason)) from None
         grad = torch.is_grad_enabled()
         for position, leaf in enumerate(leaves):
-            if type(leaf) not in _PLAIN_TYPES or (grad and leaf.requires_grad):
+            if (
+                type(leaf) not in _PLAIN_TYPES
+                or leaf.layout is not torch.strided
+                or (grad and leaf.requires_grad)
+            ):
                 self._check_leaf(position, leaf, structure, grad=grad)
         if self._families and structure not in self._by_form:
             structure, leaves = self._with_inputs_for_numbers(structure, leaves)
@@ -218,6 +228,8 @@ class Dispatcher:
 def _describe(structure: Structure) -> str:
     if structure is HOLE:
         return "a tensor"
+    if structure[0] == SCALAR_HOLE:
+        return f"any {structure[1].__name__}"
     if structure[0] == "=":
         return repr(unflatten(structure, iter(())))
     kind = structure[0] if isinstance(structure[1], tuple) else structure[1].__name__

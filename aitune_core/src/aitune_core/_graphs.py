@@ -185,9 +185,11 @@ def _probe(
             outputs = FlatModule(module, form, draft, numbers=True)(*inputs)
     except Exception:  # noqa: BLE001 - the module may refuse sizes that nobody called it with
         return None
-    if len(outputs) != len(calls[0].output_shapes) + len(draft.mutated_inputs):
+    shapes = tuple(tuple(output.shape) for output in outputs[: len(calls[0].output_shapes)])
+    ranks = [len(shape) for shape in shapes]
+    if ranks != [len(shape) for shape in calls[0].output_shapes]:
         return None
-    return sizes, tuple(tuple(output.shape) for output in outputs)
+    return sizes, shapes
 
 
 def _output_axis(

@@ -14,6 +14,7 @@ __all__ = ["measure"]
 
 _WARM_UP_ROUNDS: Final = 3
 _MIN_ROUNDS: Final = 4
+_MIN_CALLS: Final = 10
 _MAX_ROUNDS: Final = 50
 _BUDGET_SECONDS: Final = 3.0
 #: Threads of one runtime go on spinning after a call and would slow the next runtime down.
@@ -50,7 +51,8 @@ def measure(
             calls[0]()
             timed.extend(_timed_ms(call, device) for call in calls)
         turns.reverse()
-        if current + 1 >= _MIN_ROUNDS and time.perf_counter() - start > _BUDGET_SECONDS:
+        enough = current + 1 >= _MIN_ROUNDS and len(times[0]) >= _MIN_CALLS
+        if enough and time.perf_counter() - start > _BUDGET_SECONDS:
             break
     return [_summary(values) for values in times]
 

@@ -6,6 +6,7 @@ import contextvars
 import copy
 import functools
 import logging
+import re
 import threading
 import types
 import warnings
@@ -14,11 +15,12 @@ from typing import Any, Final, Literal, NoReturn, Protocol, Self
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from aitune_core._calls import CallForm
 from aitune_core._dispatch import Dispatcher, Miss
 from aitune_core._graphs import DynamicShapes, check_dynamic_shapes
+from aitune_core._weights import WeightWatch
 from aitune_core.errors import ConfigError, InputMismatchError, MissWarning
 from aitune_core.strategy import Strategy
 
@@ -44,27 +46,6 @@ ACTIVE_RECORDER: contextvars.ContextVar[Recorder | None] = contextvars.ContextVa
 )
 
 
-@attrs.frozen
-class _Watched:
-    """A parameter's identity when the module was tuned, to notice that weights were changed."""
-
-    tensor: Tensor
-    address: int
-    version: int
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Watched:
-        return cls(tensor, tensor.data_ptr(), _version_of(tensor))
-
-    def unchanged(self) -> bool:
-        tensor = self.tensor
-        return tensor.data_ptr() == self.address and _version_of(tensor) == self.version
-
-
-def _version_of(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
-
-
 class ModuleState:
     """What aitune knows of a wrapped module; shared by nothing else."""
 
@@ -88,26 +69,26 @@ class ModuleState:
         self.dispatcher: Dispatcher | None = None
         #: Why eager cannot serve a miss; None where it can.
         self.no_eager: str | None = None
-        self._watched: tuple[_Watched, ...] = ()
+        self._watch: WeightWatch | None = None
         self._offloaded_from: torch.device | None = None
         self._warned: set[str] = set()
         self._lock = threading.Lock()
 
     def install(self, dispatcher: Dispatcher | None) -> None:
         """Put tuned graphs in place, or take them away; calls under way keep theirs."""
-        self._watched = () if dispatcher is None else _watch(self.module)
+        self._watch = None if dispatcher is None else WeightWatch(self.module)
         self._warned.clear()
         self.dispatcher = dispatcher
 
     def offload(self) -> None:
         """Move the weights to the CPU until eager needs them."""
-        self._watched = ()
         self._offloaded_from = self.dispatcher.device if self.dispatcher else None
         self.module.to("cpu")
+        self._watch = WeightWatch(self.module)
 
     def release(self) -> None:
         """Give the memory of the weights up."""
-        self._watched = ()
+        self._watch = None
         self.no_eager = (
             "its weights were released after tuning (after_tune='release'); use after_tune='keep' "
             "or 'offload' to have eager at hand"
@@ -127,10 +108,9 @@ class ModuleState:
             or torch._C._get_tracing_state() is not None  # noqa: SLF001 - what jit.is_tracing() asks
         ):
             return self.eager(args, kwargs)
-        for watched in self._watched:
-            if not watched.unchanged():
-                self._drop_stale(dispatcher)
-                return self.eager(args, kwargs)
+        if self._watch is not None and not self._watch.unchanged():
+            self._drop_stale(dispatcher)
+            return self.eager(args, kwargs)
         try:
             graph, inputs = dispatcher.find(args, kwargs)
         except Miss as miss:
@@ -150,10 +130,14 @@ class ModuleState:
         with self._lock:
             device, self._offloaded_from = self._offloaded_from, None
             if device is not None:
+                unchanged = self._watch is not None and self._watch.all_unchanged()
                 _log.info(
                     "module %r: weights moved back to %s for an eager call", self.name, device
                 )
                 self.module.to(device)
+                # Where weights were changed meanwhile, the old watch notices at the next call.
+                if unchanged:
+                    self._watch = WeightWatch(self.module)
 
     def _drop_stale(self, dispatcher: Dispatcher) -> None:
         with self._lock:
@@ -197,7 +181,7 @@ class ModuleState:
     def _warn_once(self, reason: InputMismatchError) -> None:
         text = str(reason)
         with self._lock:
-            key = f"{reason.path}: {text.split(',', maxsplit=1)[0]}"
+            key = re.sub(r"\d+", "#", text)  # another size is no other reason
             if key in self._warned or len(self._warned) >= _MAX_WARNINGS:
                 return
             self._warned.add(key)
@@ -208,16 +192,6 @@ class ModuleState:
 #: Frames between the user's call and a warning: Module.__call__, its implementation, forward,
 #: `ModuleState.call` and the method that warns.
 _STACK_LEVEL: Final = 7
-
-
-def _watch(module: nn.Module) -> tuple[_Watched, ...]:
-    """Watch a few parameters: looking at all of them on each call would cost too much."""
-    tensors = [*module.parameters(), *module.buffers()]
-    if not tensors:
-        return ()
-    last = len(tensors) - 1
-    places = sorted({0, last // 3, 2 * last // 3, last})
-    return tuple(_Watched.of(tensors[place]) for place in places)
 
 
 def _forward_of(state: ModuleState) -> Callable[..., Any]:

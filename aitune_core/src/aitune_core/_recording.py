@@ -58,6 +58,12 @@ class RecordedCall:
         return (family(self.call_structure), self._facts)
 
     @property
+    def result_form(self) -> tuple[Structure, tuple[torch.dtype, ...], tuple[int, ...]]:
+        """What results of one graph have in common."""
+        ranks = tuple(len(shape) for shape in self.output_shapes)
+        return (self.result_structure, self.output_dtypes, ranks)
+
+    @property
     def _facts(self) -> tuple[tuple[torch.dtype, int, str], ...]:
         return tuple((tensor.dtype, tensor.dim(), tensor.device.type) for tensor in self.inputs)
 
@@ -96,11 +102,13 @@ class ModuleRecording:
         except TreeError as error:
             self._refuse(f"argument {error.path!r} cannot be recorded: {error.reason}", error.path)
             return self.module.forward(*args, **kwargs)
-        copies = tuple(leaf.detach().clone() for leaf in leaves)
+        copies = tuple(leaf.detach().resolve_conj().resolve_neg().clone() for leaf in leaves)
         state = self._state_versions()
         result = self.module.forward(*args, **kwargs)
         changed = [
-            name for name, version in self._state_versions().items() if state.get(name) != version
+            name
+            for name, (tensor, version) in self._state_versions().items()
+            if name not in state or state[name][0] is not tensor or state[name][1] != version
         ]
         if changed:
             self._refuse(
@@ -149,9 +157,10 @@ class ModuleRecording:
                 raise TreeError(reason, path)
         return structure, leaves
 
-    def _state_versions(self) -> dict[str, tuple[int, int]]:
+    def _state_versions(self) -> dict[str, tuple[Tensor, int]]:
+        # The tensors themselves, not their ids: those of dead ones are given out again.
         return {
-            name: (id(tensor), 0 if tensor.is_inference() else tensor._version)  # noqa: SLF001
+            name: (tensor, 0 if tensor.is_inference() else tensor._version)  # noqa: SLF001
             for tensors in (self.module.named_buffers(), self.module.named_parameters())
             for name, tensor in tensors
         }
@@ -175,32 +184,26 @@ class ModuleRecording:
             families.setdefault(call.family, []).append(call)
         groups = []
         for calls in families.values():
-            self._check_results(calls)
             exact: dict[GraphKey, list[RecordedCall]] = {}
             for call in calls:
                 exact.setdefault(call.key, []).append(call)
-            if len(exact) == 1:
-                groups.append(RecordedGroup(tuple(calls)))
+            for same in exact.values():
+                self._check_results(same)
+            by_value = tuple(map(tuple, exact.values()))
+            if len(exact) > 1 and len({call.result_form for call in calls}) == 1:
+                groups.append(RecordedGroup(tuple(_with_inputs_for_numbers(calls)), by_value))
             else:
-                lifted = tuple(_with_inputs_for_numbers(calls))
-                groups.append(RecordedGroup(lifted, tuple(map(tuple, exact.values()))))
+                groups.extend(map(RecordedGroup, by_value))
         return groups
 
     def _check_results(self, calls: Sequence[RecordedCall]) -> None:
-        first = calls[0]
-        for call in calls[1:]:
-            facts = (call.result_structure, call.output_dtypes, _ranks(call))
-            if facts != (first.result_structure, first.output_dtypes, _ranks(first)):
-                msg = (
-                    f"module {self.name!r} cannot be tuned: calls of one form return results of "
-                    "different structure, dtype, rank or non-tensor values; return tensors for "
-                    "what changes from call to call"
-                )
-                raise RecordingError(msg, module_name=self.name, path="out")
-
-
-def _ranks(call: RecordedCall) -> tuple[int, ...]:
-    return tuple(len(shape) for shape in call.output_shapes)
+        if len({call.result_form for call in calls}) > 1:
+            msg = (
+                f"module {self.name!r} cannot be tuned: calls of one form return results of "
+                "different structure, dtype, rank or non-tensor values; return tensors for "
+                "what changes from call to call"
+            )
+            raise RecordingError(msg, module_name=self.name, path="out")
 
 
 def _with_inputs_for_numbers(calls: Sequence[RecordedCall]) -> Iterator[RecordedCall]:

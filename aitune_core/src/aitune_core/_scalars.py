@@ -25,12 +25,15 @@ CallStructure: TypeAlias = tuple[Structure, ...]
 #: A call structure whose numbers are holes, and its leaves: tensors and numbers in order.
 Lifted: TypeAlias = tuple[CallStructure, list[Any]]
 
-#: float64 and int64 hold every Python number exactly that a kernel can take.
+#: They hold every float, and the integers of 64 bits; larger ones are no numbers here.
 _DTYPES: Final[Mapping[type, torch.dtype]] = {float: torch.float64, int: torch.int64}
+_INT64: Final = torch.iinfo(torch.int64)
 
 
 def _is_number(leaf: Structure) -> bool:
-    return leaf[0] == "=" and leaf[1] in _DTYPES
+    if leaf[0] != "=" or leaf[1] not in _DTYPES:
+        return False
+    return leaf[1] is float or _INT64.min <= leaf[2] <= _INT64.max
 
 
 def numbers_of(structure: CallStructure) -> tuple[float, ...]:

@@ -24,4 +24,6 @@ def same_bits(tensor: Tensor, copy: Tensor) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    values = tensor.detach().resolve_conj().resolve_neg()
+    # A tensor of one element counts as contiguous whatever its stride, but view() looks.
+    return values.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)

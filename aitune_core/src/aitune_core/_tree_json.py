@@ -18,7 +18,7 @@ __all__ = ["structure_from_json", "structure_to_json"]
 
 _TORCH_VALUES: Final = (torch.dtype, torch.layout, torch.memory_format)
 _KEY_TYPES: Final[Mapping[str, type]] = {"str": str, "int": int, "bool": bool}
-_SCALARS: Final[Mapping[object, type]] = {"int": int, "float": float}
+_SCALARS: Final[Mapping[str, type]] = {"int": int, "float": float}
 _RETURN_TYPES: Final = "torch.return_types."
 _REGISTER: Final = (
     "register it with a serialized_type_name, through torch.export.register_dataclass or "
@@ -70,7 +70,10 @@ def structure_from_json(data: object) -> Structure:
         raise TreeError(reason)
     if "value" in data:
         return _value_from_json(data["value"])
-    if data.get("scalar") in _SCALARS:
+    if "scalar" in data:
+        if not isinstance(data["scalar"], str) or data["scalar"] not in _SCALARS:
+            reason = f"the kind of a number must be int or float, got {data['scalar']!r:.80}"
+            raise TreeError(reason)
         return (SCALAR_HOLE, _SCALARS[data["scalar"]])
     for tag in ("tuple", "list"):
         if tag in data:

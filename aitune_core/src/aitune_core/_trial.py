@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import shutil
 import time
 import weakref
@@ -24,6 +25,8 @@ from aitune_core.errors import BuildError
 from aitune_core.strategy import CheckResult, Measurement, Outcome, Trial
 
 __all__ = ["GraphTrial"]
+
+_log = logging.getLogger(__name__)
 
 _MAX_TIMED_SAMPLES: Final = 8
 _Passed: TypeAlias = weakref.WeakKeyDictionary[Engine, CheckResult]
@@ -87,8 +90,8 @@ class GraphTrial(Trial):
             check = passed.get(engine) or self._check(engine)
             measurement, eager = self._measured(backend, engine)
         except Exception as error:  # noqa: BLE001 - a candidate that fails costs only itself
-            if engine is not None:
-                engine.close()
+            if isinstance(engine, Engine):
+                _close(engine)
             shutil.rmtree(work_dir, ignore_errors=True)
             return Outcome(
                 backend=backend,
@@ -150,6 +153,14 @@ class GraphTrial(Trial):
                 self._device,
             )
         return tuned, eager
+
+
+def _close(engine: Engine) -> None:
+    """Close a failed engine; its failure is what counts, not that of closing it."""
+    try:
+        engine.close()
+    except Exception:  # noqa: BLE001 - whatever a backend raises here
+        _log.exception("an engine of %s cannot be closed", engine.backend_name)
 
 
 def _spread(samples: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:

@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from aitune_core import BatchDim, CheckResult, GraphSpec, RecordingError, ValidationError
+from aitune_core._comparison import tolerance
+from aitune_core._validation import EngineCheck
+from aitune_core.backend import ArtifactWriter, Attempt, BuildRequest, Engine
+from fakes import FakeBackend, FakeEngine, Fault
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from samples import batches, mlp, recorded
+from torch import Tensor, nn
+
+NAN, INF = float("nan"), float("inf")
+INT_MIN, INT_MAX = -(2**63), 2**63 - 1
+
+
+class ConstantEngine(Engine):
+    """Returns given tensors, whatever it is called with."""
+
+    def __init__(self, graph: GraphSpec, outputs: Sequence[Tensor]) -> None:
+        super().__init__(graph, torch.device("cpu"), "constant")
+        self.outputs = outputs
+
+    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002
+        return self.outputs
+
+    def save(self, artifacts: ArtifactWriter) -> None:
+        raise NotImplementedError
+
+    def release(self) -> None:
+        pass
+
+
+def compare(expected: Tensor, got: Tensor) -> CheckResult:
+    """Check an engine that returns ``got`` where eager returns ``expected``."""
+    (graph,) = recorded(lambda x: expected.clone(), (torch.ones(2),))
+    check = EngineCheck(graph.spec, graph.samples, graph.reference, "net")
+    return check(ConstantEngine(graph.spec, [got]))
+
+
+def failure(expected: Tensor, got: Tensor) -> ValidationError:
+    with pytest.raises(ValidationError) as caught:
+        compare(expected, got)
+    assert caught.value.output == "out"
+    return caught.value
+
+
+def check_fake(fault: Fault, module: Any, *calls: Any, **options: Any) -> CheckResult:
+    (graph,) = recorded(module, *calls, **options)
+    check = EngineCheck(graph.spec, graph.samples, graph.reference, "net")
+    return check(engine_for(graph, fault))
+
+
+def engine_for(graph: Any, fault: Fault, tmp: Any = None) -> FakeEngine:
+    attempts: list[Attempt] = []
+    request = BuildRequest(
+        module=graph.flat_module,
+        graph=graph.spec,
+        samples=graph.samples,
+        device=torch.device("cpu"),
+        work_dir=tmp,
+        inputs_at=lambda _: graph.samples[0],
+        check=lambda _: None,
+        record_attempt=attempts.append,
+    )
+    return FakeEngine(request, FakeBackend.name, fault)
+
+
+class Two(nn.Module):
+    """Two outputs of one shape, so that they can be mixed up."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"plus": x + 1, "minus": x - 1}
+
+
+def test_honest_engine_passes_on_recorded_strided_and_corner_inputs() -> None:
+    result = check_fake(Fault.NONE, mlp(), *((x,) for x in batches(2, 5)))
+    assert result.cases == 2 + 1 + 3
+    assert result.worst_difference == 0.0
+    assert result.tolerance_share == 0.0
+    assert result.worst_output == "out"
+    assert result.skipped == ()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "output", "case"),
+    [
+        (Fault.ZEROS, "values", "out['plus']", "recorded call 0"),
+        (Fault.FLOAT64, "dtype", "out['plus']", "recorded call 0"),
+        (Fault.SWAPPED, "values", "out['plus']", "recorded call 0"),
+        (Fault.STALE, "values", "out['plus']", "recorded call 1"),
+        (Fault.LARGEST, "values", "out['plus']", "maximum sizes (batch=8)"),
+        (Fault.STRIDED, "values", "out['plus']", "strided inputs"),
+        (Fault.WRITES, "input", "x", "recorded call 0"),
+        (Fault.RAISES, "execution", None, "recorded call 0"),
+        (Fault.COUNT, "count", None, "recorded call 0"),
+        (Fault.SHAPE, "shape", "out['plus']", "recorded call 0"),
+        (Fault.GRAD, "grad", "out['plus']", "recorded call 0"),
+    ],
+)
+def test_liars_are_caught(fault: Fault, kind: str, output: str | None, case: str) -> None:
+    calls = [(torch.rand(2, 3) + 2,), (torch.rand(2, 3) + 2,)]
+    with pytest.raises(ValidationError) as caught:
+        check_fake(fault, Two(), *calls, dynamic_shapes={"x": {0: BatchDim(1, 8)}})
+    error = caught.value
+    assert (error.kind, error.output, error.case) == (kind, output, case)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 4), (3, 1), (0, 4)])
+def test_honest_engine_passes_on_inputs_of_any_size(shape: tuple[int, ...]) -> None:
+    """An axis of size one may have any stride and is contiguous all the same."""
+    assert check_fake(Fault.NONE, lambda x: x * 2, (torch.ones(shape),)).cases == 2
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (5, 5)])
+def test_stale_result_of_another_shape_is_caught(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        check_fake(Fault.STALE, mlp(), *((x,) for x in batches(*sizes, 2)))
+    assert caught.value.kind in ("values", "shape")
+
+
+def test_error_of_the_engine_is_the_cause() -> None:
+    with pytest.raises(ValidationError) as caught:
+        check_fake(Fault.RAISES, mlp(), *((x,) for x in batches(2)))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_counts_and_dtypes_are_facts() -> None:
+    with pytest.raises(ValidationError) as caught:
+        check_fake(Fault.COUNT, Two(), (torch.ones(2, 3),))
+    assert (caught.value.expected, caught.value.got) == (2, 1)
+    error = failure(torch.ones(2), torch.ones(2, dtype=torch.float64))
+    assert (error.kind, error.expected, error.got) == ("dtype", "float32", "float64")
+    error = failure(torch.ones(2), torch.ones(2, 1))
+    assert (error.kind, error.expected, error.got) == ("shape", (2,), (2, 1))
+    error = failure(torch.ones(2), torch.ones(2, device="meta"))
+    assert (error.kind, str(error.got)) == ("device", "meta")
+
+
+def test_broadcastable_shapes_are_not_equal() -> None:
+    assert failure(torch.ones(2, 2), torch.ones(1, 2)).kind == "shape"
+    assert failure(torch.ones(()), torch.ones(1)).kind == "shape"
+
+
+def test_worst_element_is_named_with_its_place() -> None:
+    expected = torch.ones(3, 4)
+    got = expected.clone()
+    got[0, 1], got[2, 3] = 1.5, 3.0
+    error = failure(expected, got)
+    assert (error.kind, error.index, error.worst_difference) == ("values", (2, 3), 2.0)
+    assert (error.expected, error.got) == (1.0, 3.0)
+
+
+def test_scalar_output_has_an_empty_place() -> None:
+    assert failure(torch.tensor(1.0), torch.tensor(2.0)).index == ()
+
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.complex128])
+def test_tolerance_follows_the_dtype(dtype: torch.dtype) -> None:
+    expected = torch.ones(64, dtype=dtype)
+    step = tolerance(dtype)
+    small, large = expected.clone(), expected.clone()
+    small[3] += step
+    large[3] += 4 * step
+    assert 0.0 < compare(expected, small).tolerance_share < 1.0
+    error = failure(expected, large)
+    assert (error.kind, error.index) == ("values", (3,))
+
+
+def test_tolerances_are_ordered_by_precision() -> None:
+    assert tolerance(torch.float64) < tolerance(torch.float32) < tolerance(torch.float16)
+    assert tolerance(torch.float16) < tolerance(torch.bfloat16) < tolerance(torch.float8_e4m3fn)
+    assert tolerance(torch.float8_e4m3fn) < 1.0
+    for dtype in (torch.int8, torch.int64, torch.bool, torch.uint8):
+        assert tolerance(dtype) == 0.0
+
+
+def test_small_elements_are_judged_with_the_rest_of_the_output() -> None:
+    expected = torch.tensor([1.0, 0.0])
+    assert compare(expected, torch.tensor([1.0, 1e-6])).worst_difference == pytest.approx(1e-6)
+    assert failure(expected, torch.tensor([1.0, 1e-2])).index == (1,)
+    assert failure(torch.zeros(2), torch.tensor([0.0, 1e-3])).index == (1,)
+
+
+def test_float8_outputs_are_compared() -> None:
+    expected = torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn)
+    assert compare(expected, expected.clone()).worst_difference == 0.0
+    assert failure(expected, torch.tensor([1.0, -2.0]).to(torch.float8_e4m3fn)).index == (1,)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "place"),
+    [
+        ([1.0, NAN], [1.0, 2.0], (1,)),
+        ([1.0, 2.0], [NAN, 2.0], (0,)),
+        ([1.0, INF], [1.0, -INF], (1,)),
+        ([1.0, INF], [1.0, NAN], (1,)),
+        ([1.0, INF], [1.0, 3e38], (1,)),
+        ([1.0, 3e38], [1.0, INF], (1,)),
+        ([NAN, 1.0], [1.0, NAN], (0,)),
+        ([-INF, NAN], [NAN, -INF], (0,)),
+    ],
+)
+def test_nan_and_infinity_must_be_where_eager_has_them(
+    expected: list[float], got: list[float], place: tuple[int, ...]
+) -> None:
+    error = failure(torch.tensor(expected), torch.tensor(got))
+    assert (error.kind, error.index) == ("nonfinite", place)
+
+
+def test_nan_and_infinity_in_their_places_pass_and_hide_nothing() -> None:
+    expected = torch.tensor([NAN, INF, -INF, 1.0])
+    assert compare(expected, expected.clone()).worst_difference == 0.0
+    wrong = expected.clone()
+    wrong[3] = 2.0
+    error = failure(expected, wrong)
+    assert (error.kind, error.index, error.worst_difference) == ("values", (3,), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        (2**53, 2**53 + 1),
+        (2**53 + 1, 2**53),
+        (INT_MAX, INT_MAX - 1),
+        (INT_MIN, INT_MAX),
+        (INT_MAX, INT_MIN),
+        (0, INT_MIN),
+        (INT_MIN, 0),
+        (-1, INT_MAX),
+        (INT_MIN + 5, 5),
+    ],
+)
+def test_integers_must_be_equal(expected: int, got: int) -> None:
+    error = failure(torch.tensor([7, expected]), torch.tensor([7, got]))
+    assert (error.kind, error.index, error.expected, error.got) == ("values", (1,), expected, got)
+
+
+integers = st.integers(INT_MIN, INT_MAX)
+
+
+@given(integers, integers)
+def test_any_two_different_integers_are_told_apart(expected: int, got: int) -> None:
+    assume(expected != got)
+    assert failure(torch.tensor([expected]), torch.tensor([got])).kind == "values"
+
+
+def test_booleans_and_bytes_must_be_equal() -> None:
+    assert failure(torch.tensor([True, False]), torch.tensor([True, True])).index == (1,)
+    assert failure(torch.tensor([0], dtype=torch.uint8), torch.tensor([255], dtype=torch.uint8))
+    assert compare(torch.tensor([True, False]), torch.tensor([True, False])).cases > 0
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("rest", [[0.0, 0.0], [2.0, 1.0], [-1.0, -2.0]])
+def test_one_huge_element_does_not_hide_that_the_others_are_wrong(rest: list[float]) -> None:
+    """Masked scores hold the lowest float32 where attention or sampling must not look."""
+    error = failure(torch.tensor([LOWEST, 1.0, 2.0]), torch.tensor([LOWEST, *rest]))
+    assert error.kind == "values"
+
+
+def test_huge_float64_values_are_compared() -> None:
+    expected = torch.tensor([1e200, 1.0], dtype=torch.float64)
+    assert failure(expected, torch.zeros_like(expected)).kind == "values"
+
+
+def test_empty_outputs_are_equal() -> None:
+    assert compare(torch.empty(0, 3), torch.empty(0, 3)).worst_difference == 0.0
+    assert failure(torch.empty(0, 3), torch.empty(0, 4)).kind == "shape"
+
+
+def test_corner_sizes_that_eager_refuses_are_reported() -> None:
+    def forward(x: Tensor) -> Tensor:
+        if x.shape[0] > 4:
+            msg = "at most four rows"
+            raise ValueError(msg)
+        return x * 2
+
+    result = check_fake(
+        Fault.NONE, forward, (torch.ones(2, 3),), dynamic_shapes={"x": {0: BatchDim(1, 8)}}
+    )
+    assert len(result.skipped) == 2
+    assert all("at most four rows" in text for text in result.skipped)
+    assert "batch=8" in result.skipped[0]
+    assert result.cases == 1 + 1 + 1
+
+
+def test_engine_that_follows_a_wrong_assumption_at_other_sizes_is_caught() -> None:
+    """Doubling is right for the recorded size alone."""
+    (graph,) = recorded(
+        lambda x: x * x.shape[0], (torch.ones(2, 3),), dynamic_shapes={"x": {0: BatchDim(1, 4)}}
+    )
+
+    class Doubling(ConstantEngine):
+        def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            return [inputs[0] * 2]
+
+    check = EngineCheck(graph.spec, graph.samples, graph.reference, "net")
+    with pytest.raises(ValidationError) as caught:
+        check(Doubling(graph.spec, []))
+    assert caught.value.case == "minimum sizes (batch=1)"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: nn.functional.dropout(x, 0.5, training=True),
+        lambda x: x + torch.rand(3),
+        torch.rand_like,
+    ],
+)
+def test_eager_that_is_not_repeatable_is_refused(function: Any) -> None:
+    (graph,) = recorded(lambda x: {"y": function(x)}, (torch.ones(20, 3),))
+    check = EngineCheck(graph.spec, graph.samples, graph.reference, "net")
+    with pytest.raises(RecordingError) as caught:
+        check.prepare()
+    assert (caught.value.module_name, caught.value.path) == ("net", "out['y']")
+
+
+def test_engine_that_writes_does_not_spoil_the_check_of_the_next() -> None:
+    (graph,) = recorded(mlp(), *((x,) for x in batches(2, 3)))
+    check = EngineCheck(graph.spec, graph.samples, graph.reference, "net")
+    before = [sample[0].clone() for sample in graph.samples]
+    with pytest.raises(ValidationError):
+        check(engine_for(graph, Fault.WRITES))
+    assert check(engine_for(graph, Fault.NONE)).worst_difference == 0.0
+    for sample, copy in zip(graph.samples, before, strict=True):
+        assert torch.equal(sample[0], copy)
+
+
+def test_changed_inputs_are_checked_as_outputs() -> None:
+    def forward(x: Tensor, cache: Tensor) -> Tensor:
+        cache.add_(x)
+        return x * 2
+
+    call = (torch.full((2,), 3.0), torch.ones(2))
+    assert check_fake(Fault.NONE, forward, call).worst_difference == 0.0
+    with pytest.raises(ValidationError) as caught:
+        check_fake(Fault.ZEROS, lambda x, cache: cache.add_(x).new_zeros(2), call)
+    assert caught.value.output == "cache"
+
+
+def test_module_without_outputs_is_compared_by_what_it_changes() -> None:
+    def forward(x: Tensor) -> None:
+        x.neg_()
+
+    assert check_fake(Fault.NONE, forward, (torch.ones(2),)).worst_output == "x"
+    with pytest.raises(ValidationError):
+        check_fake(Fault.ZEROS, forward, (torch.ones(2),))
