@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
+from torch import Tensor
+
 from aitune_core.backend import ArtifactReader, ArtifactWriter, Backend, BuildRequest, Engine
 from aitune_core.config import BackendConfig
 from aitune_core.errors import BackendUnavailableError, BuildError, CheckpointError
 from aitune_core.specs import GraphSpec
-from torch import Tensor
 
 
 class Fault(enum.Enum):
@@ -169,8 +170,8 @@ class AffineEngine(Engine):
                 sum(
                     (weight * tensor for weight, tensor in zip(row, inputs, strict=False)),
                     start=torch.full_like(inputs[0], row[-1]),
-                )
-                for row in self.weights
+                ).to(spec.dtype)
+                for spec, row in zip(self.graph.outputs, self.weights, strict=True)
             ]
 
     def save(self, artifacts: ArtifactWriter) -> None:
@@ -199,7 +200,9 @@ class AffineBackend(Backend):
         columns = []
         for index, tensor in enumerate(zeros):
             unit = [*zeros[:index], torch.ones_like(tensor), *zeros[index + 1 :]]
-            columns.append([a - b for a, b in zip(self._values(request, unit), constants, strict=True)])
+            columns.append(
+                [a - b for a, b in zip(self._values(request, unit), constants, strict=True)]
+            )
         weights = [list(row) for row in zip(*columns, constants, strict=True)]
         file = request.work_dir / "values.bin"
         file.write_bytes(b"".join(struct.pack("<d", value) for row in weights for value in row))

@@ -6,15 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fake_plugin import empty_registry
+from fakes import FakeBackend, FakeEngine
+from torch import Tensor, nn
+
 from aitune_core import Module, OneBackendStrategy, tune
 from aitune_core._calls import CallForm
 from aitune_core._dispatch import TunedGraph
 from aitune_core._graphs import DynamicShapes, RecordedGraph, recorded_graphs
 from aitune_core._module import state_of
 from aitune_core._recording import ModuleRecording
-from fake_plugin import empty_registry
-from fakes import FakeBackend, FakeEngine
-from torch import Tensor, nn
 
 
 class Affine(nn.Module):

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from aitune_core import CallFormError
-from aitune_core._calls import CallForm
-from aitune_core._trees import Omitted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from treedata import same
+
+from aitune_core import CallFormError
+from aitune_core._calls import CallForm
+from aitune_core._trees import Omitted
 
 P = inspect.Parameter
 NAMES = ["a", "b", "c", "d"]
@@ -58,7 +59,7 @@ calls = st.tuples(
 
 
 def function_of(signature: inspect.Signature) -> Callable[..., dict[str, Any]]:
-    """Return a function of this signature that returns its bound arguments, as Python binds them."""
+    """Return a function of this signature that returns its arguments as Python binds them."""
     scope: dict[str, Any] = {}
     exec(f"def forward{signature}: return dict(locals())", scope)  # noqa: S102 - the best oracle
     function: Callable[..., dict[str, Any]] = scope["forward"]

@@ -4,8 +4,9 @@ import json
 
 import attrs
 import pytest
-from aitune_core import BackendConfig, ConfigError
 from fakes import AffineBackend, FakeBackend, FakeConfig, Fault
+
+from aitune_core import BackendConfig, ConfigError
 
 
 def test_unknown_option_is_named_with_the_known_ones() -> None:

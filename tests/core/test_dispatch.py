@@ -6,12 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from aitune_core import BatchDim, CallFormError, DynamicDim, InputMismatchError, MissWarning
+from fakes import FakeBackend, Fault
+from samples import Function, batches, engine_of, graphs_of, mlp, tuned
+from torch import Tensor
+
+from aitune_core import (
+    BatchDim,
+    CallFormError,
+    DynamicDim,
+    InputMismatchError,
+    MissWarning,
+    _dispatch,
+)
 from aitune_core._dispatch import Dispatcher, Miss
 from aitune_core._module import state_of
-from fakes import FakeBackend, Fault
-from samples import batches, engine_of, graphs_of, mlp, tuned
-from torch import Tensor
 
 X = torch.ones(2, 4)
 
@@ -22,8 +30,6 @@ def two_inputs(x: Tensor, y: Tensor | None = None, *, scale: Any = 1.0, mode: st
 
 
 def model_of(function: Any, *calls: Any, **options: Any) -> Any:
-    from samples import Function  # noqa: PLC0415
-
     return tuned(Function(function).eval(), list(calls), **options)
 
 
@@ -54,7 +60,7 @@ def model() -> Any:
         ((X, [X]), {}, "y", "a tensor", "a list of 1 with 1 tensors"),
     ],
 )
-def test_miss_says_what_stands_in_the_way(
+def test_miss_says_what_stands_in_the_way(  # noqa: PLR0917
     model: Any, args: Any, kwargs: Any, path: str, expected: object, got: object
 ) -> None:
     runs = engine_of(model).runs
@@ -171,9 +177,7 @@ def test_numbers_that_changed_are_inputs_of_the_graph() -> None:
     ("scale", "got"), [(2, "2"), (True, "True"), (None, "None"), ("s", "'s'"), ([1.0], "a list")]
 )
 def test_other_value_where_a_number_is_an_input_is_a_miss(scale: Any, got: str) -> None:
-    model = model_of(
-        two_inputs, ((X,), {"scale": 2.0}), ((X,), {"scale": 3.0}), on_miss="error"
-    )
+    model = model_of(two_inputs, ((X,), {"scale": 2.0}), ((X,), {"scale": 3.0}), on_miss="error")
     with pytest.raises(InputMismatchError) as caught:
         model(X, scale=scale)
     assert caught.value.path == "scale"
@@ -223,9 +227,6 @@ def test_changed_inputs_are_written_back() -> None:
 
 
 def test_results_keep_their_structure() -> None:
-    class Result(dict[str, Any]):
-        pass
-
     model = model_of(lambda x: {"a": (x + 1, None), "b": [x, 3, "s"]}, (X,))
     result = model(X)
     assert list(result) == ["a", "b"]
@@ -258,8 +259,6 @@ def test_misses_are_reported_by_find() -> None:
 
 
 def test_memory_of_accepted_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aitune_core import _dispatch  # noqa: PLC0415
-
     monkeypatch.setattr(_dispatch, "_MAX_REMEMBERED", 3)
     model = model_of(lambda x: x * 2, (X,), dynamic_shapes={"x": {0: BatchDim(1, 50)}})
     for size in range(1, 20):

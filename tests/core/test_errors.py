@@ -3,8 +3,9 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-import aitune_core as ait
 import pytest
+
+import aitune_core as ait
 from aitune_core import errors
 
 FACTS: dict[type[Exception], dict[str, Any]] = {
@@ -59,7 +60,7 @@ def test_every_error_class_has_facts_in_this_test() -> None:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_error_keeps_message_and_facts_through_pickle(kind: type[Exception]) -> None:
-    error = pickle.loads(pickle.dumps(kind("what happened", **FACTS[kind])))
+    error = pickle.loads(pickle.dumps(kind("what happened", **FACTS[kind])))  # noqa: S301
     assert type(error) is kind
     assert str(error) == "what happened"
     assert {name: getattr(error, name) for name in FACTS[kind]} == FACTS[kind]
@@ -119,18 +120,20 @@ def test_tuning_error_splits_into_tuning_errors() -> None:
 
 
 def test_tuning_error_works_with_except_star() -> None:
+    error = errors.TuningError("failed", [errors.BuildError("b", step="session")])
     caught: list[Exception] = []
     try:
-        raise errors.TuningError("failed", [errors.BuildError("b", step="session")])
+        raise error
     except* errors.BuildError as group:
-        caught.extend(error for error in group.exceptions if isinstance(error, errors.BuildError))
-    assert [getattr(error, "step", None) for error in caught] == ["session"]
+        caught.extend(each for each in group.exceptions if isinstance(each, errors.BuildError))
+    assert [getattr(each, "step", None) for each in caught] == ["session"]
 
 
 def test_tuning_error_keeps_its_errors_through_pickle() -> None:
     group = errors.TuningError("failed", [errors.BuildError("b", backend_name="x", step="export")])
-    copy = pickle.loads(pickle.dumps(group))
+    copy = pickle.loads(pickle.dumps(group))  # noqa: S301
     assert type(copy) is errors.TuningError
     assert copy.message == "failed"
     (error,) = copy.exceptions
+    assert isinstance(error, errors.BuildError)
     assert (error.backend_name, error.step) == ("x", "export")

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from aitune_core import ConfigError
-from aitune_core._inputs import calls_of, resized_call, to_device
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from treedata import same
+
+from aitune_core import ConfigError
+from aitune_core._inputs import calls_of, resized_call, to_device
 
 X, Y = torch.ones(2, 3), torch.zeros(2, 3)
 

@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+
 from aitune_core import Measurement
 from aitune_core import _measurement as measurement
 from aitune_core._measurement import measure
@@ -46,5 +47,7 @@ def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_percentiles_are_of_the_sorted_times() -> None:
     times = [float(value) for value in range(100, 0, -1)]
-    assert measurement._summary(times) == Measurement(p50_ms=51.0, p90_ms=91.0, p99_ms=100.0, calls=100)
+    assert measurement._summary(times) == Measurement(
+        p50_ms=51.0, p90_ms=91.0, p99_ms=100.0, calls=100
+    )
     assert measurement._summary([3.0]) == Measurement(p50_ms=3.0, p90_ms=3.0, p99_ms=3.0, calls=1)

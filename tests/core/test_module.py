@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 from collections import OrderedDict
 from typing import Any
 
 import pytest
 import torch
+from fake_plugin import empty_registry
+from fakes import AffineBackend, FakeBackend
+from samples import Affine, batches, engine_of, graphs_of, mlp, tuned
+from torch import Tensor, nn
+
 from aitune_core import (
     BatchDim,
     ConfigError,
@@ -17,19 +24,17 @@ from aitune_core import (
     Module,
     OneBackendStrategy,
     Strategy,
+    tune,
 )
 from aitune_core._module import state_of
-from fakes import AffineBackend, FakeBackend
-from samples import Affine, batches, engine_of, graphs_of, mlp, tuned
-from torch import Tensor, nn
 
 X = torch.ones(2, 4)
 SHAPES = {"x": {0: BatchDim(1, 8)}}
 
 
 def test_wrapper_is_of_both_classes_and_shares_everything() -> None:
-    net = Affine()
-    model = Module(net, "mine")
+    net: Any = Affine()
+    model: Any = Module(net, "mine")
     assert isinstance(model, Module)
     assert isinstance(model, Affine)
     assert type(model).__name__ == "Affine"
@@ -62,7 +67,7 @@ def test_only_unwrapped_module_instances_can_be_wrapped(module: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_torchscript_modules_are_refused() -> None:
-    scripted = torch.jit.trace(Affine(), torch.ones(1))
+    scripted = torch.jit.trace(Affine(), torch.ones(1))  # type: ignore[no-untyped-call]
     with pytest.raises(ConfigError) as caught:
         Module(scripted)
     assert caught.value.field == "module"
@@ -89,14 +94,14 @@ def test_options_are_checked_when_wrapping(options: dict[str, Any], field: str) 
 
 
 def test_untuned_wrapper_is_the_module_with_gradients() -> None:
-    model = Module(Affine())
+    model: Any = Module(Affine())
     model(torch.ones(1)).sum().backward()
     assert model.scale.grad is not None
     assert model.scale.grad.item() == 1.0
 
 
 def test_tuned_call_reaches_the_engine_and_has_no_gradients() -> None:
-    model = tuned(mlp(), batches(2))
+    model: Any = tuned(mlp(), batches(2))
     runs = engine_of(model).runs
     result = model(X)
     assert not result.requires_grad
@@ -105,15 +110,15 @@ def test_tuned_call_reaches_the_engine_and_has_no_gradients() -> None:
 
 
 def test_miss_warns_once_per_reason_naming_the_input() -> None:
-    model = tuned(Affine(), batches(2), name="net")
-    with pytest.warns(MissWarning) as caught:
+    model: Any = tuned(Affine(), batches(2), name="net")
+    with pytest.warns(MissWarning) as caught:  # noqa: PT031
         for _ in range(3):
             assert torch.equal(model(torch.ones(5, 4)), torch.full((5, 4), 5.0))
     (warning,) = caught
     assert "'x'" in str(warning.message)
     assert "'net'" in str(warning.message)
     assert warning.filename == __file__
-    with pytest.warns(MissWarning) as caught:
+    with pytest.warns(MissWarning) as caught:  # noqa: PT031
         model(torch.ones(4))
         model(torch.ones(5, 4))
         model(torch.ones(4))
@@ -121,8 +126,8 @@ def test_miss_warns_once_per_reason_naming_the_input() -> None:
 
 
 def test_sizes_outside_a_range_are_one_reason() -> None:
-    model = tuned(Affine(), batches(2), dynamic_shapes=SHAPES)
-    with pytest.warns(MissWarning) as caught:
+    model: Any = tuned(Affine(), batches(2), dynamic_shapes=SHAPES)
+    with pytest.warns(MissWarning) as caught:  # noqa: PT031
         for size in range(9, 20):
             model(torch.ones(size, 4))
     assert len(caught) == 1
@@ -130,36 +135,33 @@ def test_sizes_outside_a_range_are_one_reason() -> None:
 
 def test_new_tuning_warns_anew() -> None:
     backend = FakeBackend()
-    model = tuned(Affine(), batches(2), backend=backend)
+    model: Any = tuned(Affine(), batches(2), backend=backend)
     with pytest.warns(MissWarning):
         model(torch.ones(5, 4))
-    from aitune_core import tune  # noqa: PLC0415
-    from fake_plugin import empty_registry  # noqa: PLC0415
-
     tune(model, batches(2), device="cpu", registry=empty_registry())
     with pytest.warns(MissWarning):
         model(torch.ones(5, 4))
 
 
 def test_error_of_eager_after_a_miss_says_why_eager_ran() -> None:
-    model = tuned(mlp(), batches(2))
+    model: Any = tuned(mlp(), batches(2))
     with pytest.warns(MissWarning), pytest.raises(RuntimeError) as caught:
         model(torch.ones(2, 7))
     assert any("'input'" in note for note in caught.value.__notes__)
 
 
 def test_gradients_flow_through_a_miss() -> None:
-    model = tuned(Affine(), batches(2))
+    model: Any = tuned(Affine(), batches(2))
     x = X.clone().requires_grad_()
     with pytest.warns(MissWarning):
         model(x).sum().backward()
     assert x.grad is not None
-    assert x.grad.unique().tolist() == [2.0]
+    assert x.grad.tolist() == [[2.0] * 4] * 2
     assert model.scale.grad is not None
 
 
 def test_training_mode_is_eager_and_eval_mode_is_tuned_again() -> None:
-    model = tuned(mlp(dropout=0.5), batches(2))
+    model: Any = tuned(mlp(dropout=0.5), batches(2))
     engine = engine_of(model)
     runs = engine.runs
     model.train()
@@ -186,7 +188,7 @@ STALE: list[Any] = [
 
 @pytest.mark.parametrize("change", STALE)
 def test_changed_weights_drop_the_graphs_with_one_warning(change: Any) -> None:
-    model = tuned(Affine(), batches(2), name="net")
+    model: Any = tuned(Affine(), batches(2), name="net")
     change(model)
     x = X.to(model.scale.dtype)
     with pytest.warns(MissWarning) as caught:
@@ -199,7 +201,7 @@ def test_changed_weights_drop_the_graphs_with_one_warning(change: Any) -> None:
 
 
 def test_optimizer_step_drops_the_graphs() -> None:
-    model = tuned(Affine(), batches(2))
+    model: Any = tuned(Affine(), batches(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model.train()
     model(X).sum().backward()
@@ -238,7 +240,7 @@ def test_replaced_part_drops_the_graphs() -> None:
 
 
 def test_parameters_given_for_one_call_are_used() -> None:
-    model = tuned(Affine(), batches(2))
+    model: Any = tuned(Affine(), batches(2))
     other = {"scale": torch.tensor(10.0), "shift": torch.tensor(0.0)}
     with pytest.warns(MissWarning):
         result = torch.func.functional_call(model, other, (X,))
@@ -246,15 +248,15 @@ def test_parameters_given_for_one_call_are_used() -> None:
 
 
 def test_moving_to_where_it_is_keeps_the_graphs() -> None:
-    model = tuned(Affine(), batches(2))
-    model.to("cpu").float().eval().requires_grad_(False)
+    model: Any = tuned(Affine(), batches(2))
+    model.to("cpu").float().eval().requires_grad_(requires_grad=False)
     runs = engine_of(model).runs
     model(X)
     assert engine_of(model).runs == runs + 1
 
 
 def test_copy_is_independent_and_not_tuned() -> None:
-    model = tuned(Affine(), batches(2), name="net", dynamic_shapes=SHAPES, on_miss="error")
+    model: Any = tuned(Affine(), batches(2), name="net", dynamic_shapes=SHAPES, on_miss="error")
     duplicate = copy.deepcopy(model)
     assert isinstance(duplicate, Module)
     assert isinstance(duplicate, Affine)
@@ -273,7 +275,7 @@ def test_copy_is_independent_and_not_tuned() -> None:
 
 
 def test_copy_of_a_parent_copies_the_wrapper() -> None:
-    parent = nn.Sequential(OrderedDict(inner=tuned(Affine(), batches(2))))
+    parent: Any = nn.Sequential(OrderedDict(inner=tuned(Affine(), batches(2))))
     duplicate = copy.deepcopy(parent)
     assert isinstance(duplicate.inner, Module)
     assert duplicate.inner.scale is not parent.inner.scale
@@ -282,8 +284,10 @@ def test_copy_of_a_parent_copies_the_wrapper() -> None:
 
 def test_untuned_wrapper_pickles_with_its_options() -> None:
     strategy = OneBackendStrategy(("fake", {"label": "a"}))
-    model = Module(Affine(4.0), "net", strategy=strategy, dynamic_shapes=SHAPES, on_miss="error")
-    restored = pickle.loads(pickle.dumps(model))
+    model: Any = Module(
+        Affine(4.0), "net", strategy=strategy, dynamic_shapes=SHAPES, on_miss="error"
+    )
+    restored = pickle.loads(pickle.dumps(model))  # noqa: S301
     assert isinstance(restored, Module)
     assert isinstance(restored, Affine)
     assert restored.scale.item() == 4.0
@@ -299,7 +303,7 @@ def test_tuned_wrapper_refuses_to_pickle_and_points_at_save() -> None:
 
 
 def test_offloaded_weights_come_back_for_eager() -> None:
-    model = tuned(Affine(), batches(2), after_tune="offload")
+    model: Any = tuned(Affine(), batches(2), after_tune="offload")
     runs = engine_of(model).runs
     assert torch.equal(model(X), 2 * X + 3)
     assert engine_of(model).runs == runs + 1
@@ -310,14 +314,16 @@ def test_offloaded_weights_come_back_for_eager() -> None:
 
 
 def test_weights_changed_after_offloading_drop_the_graphs() -> None:
-    model = tuned(Affine(), batches(2), after_tune="offload")
+    model: Any = tuned(Affine(), batches(2), after_tune="offload")
     model.load_state_dict({"scale": torch.tensor(10.0), "shift": torch.tensor(0.0)})
     with pytest.warns(MissWarning):
         assert torch.equal(model(X), 10 * X)
 
 
 def test_released_weights_leave_the_engine_and_make_a_miss_an_error() -> None:
-    model = tuned(Affine(), batches(2), backend=AffineBackend(), after_tune="release", name="net")
+    model: Any = tuned(
+        Affine(), batches(2), backend=AffineBackend(), after_tune="release", name="net"
+    )
     assert model.scale.device.type == "meta"
     assert torch.equal(model(X), 2 * X + 3)
     with pytest.raises(InputMismatchError) as caught:
@@ -330,7 +336,7 @@ def test_released_weights_leave_the_engine_and_make_a_miss_an_error() -> None:
 
 @pytest.mark.parametrize("after_tune", ["keep", "offload"])
 def test_weights_stay_where_eager_needs_them(after_tune: Any) -> None:
-    model = tuned(Affine(), batches(2), after_tune=after_tune)
+    model: Any = tuned(Affine(), batches(2), after_tune=after_tune)
     assert model.scale.device.type == "cpu"
 
 
@@ -358,10 +364,7 @@ def test_methods_of_the_wrapped_class_use_tuned_graphs() -> None:
 
 
 def test_engines_do_not_keep_an_unused_wrapper_alive() -> None:
-    import gc  # noqa: PLC0415
-    import weakref  # noqa: PLC0415
-
-    model = tuned(Affine(), batches(2), backend=FakeBackend())
+    model: Any = tuned(Affine(), batches(2), backend=FakeBackend())
     gone = weakref.ref(model)
     del model
     gc.collect()

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_plugin import empty_registry, registry
+from fakes import AffineBackend, FakeBackend
+
 from aitune_core import (
     BackendUnavailableError,
     ConfigError,
@@ -21,10 +24,10 @@ from aitune_core import (
     UnknownBackendError,
     UnknownStrategyError,
 )
-from fake_plugin import empty_registry, registry
-from fakes import AffineBackend, FakeBackend
 
-HEAD = "from aitune_core import BackendReference, StrategyReference, hookimpl\nAITUNE_API_VERSION = 1\n"
+HEAD = """from aitune_core import BackendReference, StrategyReference, hookimpl
+AITUNE_API_VERSION = 1
+"""
 
 
 class Distribution(metadata.Distribution):

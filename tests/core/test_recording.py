@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from aitune_core import RecordingError
-from aitune_core._tensors import plain_tensor, same_bits
 from samples import Function, recorded, recording_of
 from torch import Tensor, nn
+
+from aitune_core import RecordingError
+from aitune_core._tensors import plain_tensor, same_bits
 
 X, Y = torch.ones(2, 3), torch.zeros(2, 3)
 
@@ -115,7 +116,8 @@ def test_reference_gets_numbers_and_backends_get_tensors() -> None:
 
     def forward(x: Tensor, scale: Any) -> Tensor:
         seen.append(type(scale))
-        return x * scale
+        result: Tensor = x * scale
+        return result
 
     (graph,) = recorded(forward, (X, 2), (X, 3))
     seen.clear()
@@ -127,8 +129,8 @@ def test_reference_gets_numbers_and_backends_get_tensors() -> None:
 def test_number_that_decides_the_result_structure_is_no_input() -> None:
     """Non-tensor values are part of the form, so these are two graphs as two flags would be."""
     graphs = recorded(lambda x, count: [x * 1] * count, (X, 1), (X, 2))
-    specs = [spec for graph in graphs for spec in ([g.spec for g in graph.by_value] or [graph.spec])]
-    assert [len(spec.outputs) for spec in specs] == [1, 2]
+    exact = [each for graph in graphs for each in (graph.by_value or (graph,))]
+    assert [len(each.spec.outputs) for each in exact] == [1, 2]
 
 
 def test_huge_numbers_are_recorded() -> None:

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from aitune_core._scalars import (
     family,
     lift,
@@ -13,7 +15,6 @@ from aitune_core._scalars import (
     scalar_tensor,
 )
 from aitune_core._trees import HOLE, SCALAR_HOLE, flatten
-from torch import Tensor
 
 X = torch.ones(1)
 
@@ -24,7 +25,7 @@ def call(*values: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
 
 
 def test_numbers_are_ints_and_floats_in_order_but_not_booleans() -> None:
-    structure, _ = call(X, 1, True, {"a": [2.5, "s", None]}, 1j)
+    structure, _ = call(X, 1, bool(1), {"a": [2.5, "s", None]}, 1j)
     assert numbers_of(structure) == (1, 2.5)
 
 
@@ -32,7 +33,7 @@ def test_calls_that_differ_in_numbers_alone_are_one_family() -> None:
     one, other = call(X, 1, [2.0])[0], call(X, 7, [-0.0])[0]
     assert family(one) == family(other)
     assert family(one) != family(call(X, 1, [2])[0])
-    assert family(one) != family(call(X, True, [2.0])[0])
+    assert family(one) != family(call(X, bool(1), [2.0])[0])
     assert family(one) != family(call(X, 1, (2.0,))[0])
 
 

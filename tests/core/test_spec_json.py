@@ -7,12 +7,13 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from aitune_core import BatchDim, DynamicDim, GraphSpec, TensorSpec
-from aitune_core._spec_json import graph_from_json, graph_to_json
-from aitune_core._trees import HOLE, TreeError, flatten
 from hypothesis import given
 from hypothesis import strategies as st
 from treedata import Plain, stored_values, tensors, trees
+
+from aitune_core import BatchDim, DynamicDim, GraphSpec, TensorSpec
+from aitune_core._spec_json import graph_from_json, graph_to_json
+from aitune_core._trees import HOLE, TreeError, flatten
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
 names = st.from_regex(r"[a-z][a-z_0-9]{0,5}", fullmatch=True).filter(

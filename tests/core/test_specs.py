@@ -5,18 +5,21 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from aitune_core import BatchDim, ConfigError, DynamicDim, GraphSpec, InputMismatchError, TensorSpec
-from aitune_core._trees import HOLE
-from aitune_core.specs import dtype_name
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+
+from aitune_core import BatchDim, ConfigError, DynamicDim, GraphSpec, InputMismatchError, TensorSpec
+from aitune_core._trees import HOLE
+from aitune_core.specs import dtype_name
 
 BATCH = BatchDim(1, 4)
 LENGTH = DynamicDim("length", 2, 8)
 
 
-def tensor_spec(path: str, *shape: int | DynamicDim, dtype: torch.dtype = torch.float32) -> TensorSpec:
+def tensor_spec(
+    path: str, *shape: int | DynamicDim, dtype: torch.dtype = torch.float32
+) -> TensorSpec:
     return TensorSpec(name=path, path=path, dtype=dtype, shape=shape)
 
 
@@ -27,7 +30,9 @@ def graph(*inputs: TensorSpec) -> GraphSpec:
     )
 
 
-TWO = graph(tensor_spec("x", BATCH, LENGTH, 3), tensor_spec("mask", BATCH, LENGTH, dtype=torch.bool))
+TWO = graph(
+    tensor_spec("x", BATCH, LENGTH, 3), tensor_spec("mask", BATCH, LENGTH, dtype=torch.bool)
+)
 
 
 def test_dtype_names_have_no_prefix() -> None:

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import AffineEngine, FakeBackend
+from samples import batches, mlp, recorded
+
 from aitune_core import (
     Backend,
     BuildError,
@@ -17,8 +20,7 @@ from aitune_core import (
     Strategy,
     Trial,
 )
-from fakes import AffineEngine, FakeBackend
-from samples import batches, mlp, recorded
+from aitune_core.strategy import BackendSource
 
 (GRAPH,) = recorded(mlp(), *((x,) for x in batches(2)))
 A, B, C = (FakeBackend(label=label) for label in "abc")
@@ -32,9 +34,7 @@ def outcome(backend: Backend, speedup: float | None) -> Outcome:
     if speedup is None:
         return Outcome(backend=backend, error=BuildError("broken", backend_name=backend.name))
     engine = AffineEngine(GRAPH.spec, torch.device("cpu"), [])
-    return Outcome(
-        backend=backend, engine=engine, measurement=latency(1.0), eager=latency(speedup)
-    )
+    return Outcome(backend=backend, engine=engine, measurement=latency(1.0), eager=latency(speedup))
 
 
 class ScriptedTrial(Trial):
@@ -117,7 +117,7 @@ def test_allow_slower_is_a_flag() -> None:
 
 
 def test_candidates_may_be_names_pairs_and_objects() -> None:
-    sources = ["fake", ("fake", {"label": "x"}), A]
+    sources: list[BackendSource] = ["fake", ("fake", {"label": "x"}), A]
     assert FirstWinsStrategy(sources).backends == tuple(sources)
     assert FirstWinsStrategy().backends is None
     assert "fake" in repr(FirstWinsStrategy(sources))

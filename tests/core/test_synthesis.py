@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import torch
-from aitune_core import BatchDim, DynamicDim
-from aitune_core._synthesis import corner_sizes, distinct_sizes, resize_inputs, strided_copies
 from hypothesis import given
 from hypothesis import strategies as st
 from samples import recorded
+
+from aitune_core import BatchDim, DynamicDim
+from aitune_core._synthesis import corner_sizes, distinct_sizes, resize_inputs, strided_copies
 
 LENGTH = DynamicDim("length", 2, 6)
 SHAPES = {"ids": [BatchDim(1, 8), LENGTH], "mask": [BatchDim(1, 8), LENGTH]}
@@ -72,7 +73,9 @@ def test_distinct_sizes_lie_inside_and_differ_where_they_can(pairs: list[list[in
 
 
 def test_distinct_sizes_of_huge_ranges_are_found_at_once() -> None:
-    sizes = distinct_sizes({"a": DynamicDim("a", 0, 10_000_000), "b": DynamicDim("b", 0, 10_000_000)})
+    sizes = distinct_sizes(
+        {"a": DynamicDim("a", 0, 10_000_000), "b": DynamicDim("b", 0, 10_000_000)}
+    )
     assert sizes["a"] != sizes["b"]
 
 

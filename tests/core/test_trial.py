@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fakes import AffineBackend, FakeBackend, FakeEngine, Fault
+from samples import Affine, batches, mlp, recorded
+from torch import nn
+
 from aitune_core import (
     Backend,
     BuildError,
@@ -15,9 +20,6 @@ from aitune_core import (
     ValidationError,
 )
 from aitune_core._trial import GraphTrial
-from fakes import AffineBackend, FakeBackend, FakeEngine, Fault
-from samples import Affine, batches, mlp, recorded
-from torch import nn
 
 
 def trial(module: Any, *inputs: Any, **hooks: Any) -> GraphTrial:
@@ -155,11 +157,9 @@ def test_work_folder_lives_as_long_as_the_engine(cache_dir: Path) -> None:
         return trial(Affine(), *batches(2)).evaluate(AffineBackend())
 
     outcome = evaluated()
-    files = [path for path in cache_dir.rglob("values.bin")]
+    files = list(cache_dir.rglob("values.bin"))
     assert len(files) == 1
     del outcome
-    import gc  # noqa: PLC0415
-
     gc.collect()
     assert not files[0].exists()
     assert not files[0].parent.exists()

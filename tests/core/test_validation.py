@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from aitune_core import BatchDim, CheckResult, GraphSpec, RecordingError, ValidationError
-from aitune_core._comparison import tolerance
-from aitune_core._validation import EngineCheck
-from aitune_core.backend import ArtifactWriter, Attempt, BuildRequest, Engine
 from fakes import FakeBackend, FakeEngine, Fault
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from samples import batches, mlp, recorded
 from torch import Tensor, nn
+
+from aitune_core import BatchDim, CheckResult, GraphSpec, RecordingError, ValidationError
+from aitune_core._comparison import tolerance
+from aitune_core._validation import EngineCheck
+from aitune_core.backend import ArtifactWriter, Attempt, BuildRequest, Engine
 
 NAN, INF = float("nan"), float("inf")
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
@@ -26,7 +27,7 @@ class ConstantEngine(Engine):
         super().__init__(graph, torch.device("cpu"), "constant")
         self.outputs = outputs
 
-    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002
+    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         return self.outputs
 
     def save(self, artifacts: ArtifactWriter) -> None:
@@ -255,7 +256,8 @@ def test_any_two_different_integers_are_told_apart(expected: int, got: int) -> N
 
 def test_booleans_and_bytes_must_be_equal() -> None:
     assert failure(torch.tensor([True, False]), torch.tensor([True, True])).index == (1,)
-    assert failure(torch.tensor([0], dtype=torch.uint8), torch.tensor([255], dtype=torch.uint8))
+    error = failure(torch.tensor([0], dtype=torch.uint8), torch.tensor([255], dtype=torch.uint8))
+    assert (error.expected, error.got) == (0, 255)
     assert compare(torch.tensor([True, False]), torch.tensor([True, False])).cases > 0
 
 

@@ -207,7 +207,7 @@ RESULTS: dict[str, Callable[[Tensor], Any]] = {
         "word": "ok",
         "empty": [],
         "none": {},
-        "a": {"m": y.amax(0), 7: Pair(y, y.double())},
+        "a": {"m": y.amax(0), 7: Pair(y, y.int())},
         "number": -0.0,
         "dtype": torch.float16,
         "flag": True,

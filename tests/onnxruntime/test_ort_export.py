@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from aitune_backend_onnxruntime.config import ONNXRuntimeBackendConfig
 from aitune_backend_onnxruntime.errors import OnnxExportError
-from aitune_backend_onnxruntime.export import export, export_plans
+from aitune_backend_onnxruntime.export import export, export_plans, older_plan
 from aitune_backend_onnxruntime.model_file import facts_of, read_model
 from aitune_core.errors import BuildError, ValidationError
-from aitune_core.specs import DynamicDim
+from aitune_core.specs import DynamicDim, GraphSpec
 
 MakeCase = Callable[..., Any]
 
@@ -358,3 +358,12 @@ def test_export_can_be_called_on_its_own(case: MakeCase) -> None:
         assert [value.name for value in facts.inputs] == ["t0"]
         assert [value.name for value in facts.outputs] == ["o0"]
         assert facts.opset == plan.opset
+
+
+def test_older_plan_keeps_the_way_and_lowers_the_opset() -> None:
+    empty = GraphSpec(name="g", inputs=(), outputs=(), call_structure=(), result_structure=("*",))
+    first = export_plans(ONNXRuntimeBackendConfig(), empty)[0]
+    older = older_plan(first)
+    assert older is not None
+    assert (first.opset, older.opset, older.shapes) == (23, 20, first.shapes)
+    assert older_plan(older) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import deque
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -12,7 +13,7 @@ from aitune_backend_onnxruntime.config import ONNXExecutionProvider, ONNXRuntime
 from aitune_backend_onnxruntime.dtypes import check_dtypes
 from aitune_backend_onnxruntime.engine import ExportedModel, ONNXRuntimeEngine, open_engine
 from aitune_backend_onnxruntime.errors import BACKEND_NAME, OnnxExportError
-from aitune_backend_onnxruntime.export import ExportPlan, export, export_plans
+from aitune_backend_onnxruntime.export import ExportPlan, export, export_plans, older_plan
 from aitune_backend_onnxruntime.model_file import (
     ModelFileError,
     facts_of,
@@ -89,17 +90,39 @@ class ONNXRuntimeBackend(Backend):
     def _build(self, request: BuildRequest) -> ONNXRuntimeEngine:
         inputs = export_inputs(request)
         failures: list[tuple[ExportPlan, BuildError | ValidationError]] = []
-        for plan in export_plans(self.config, request.graph):
+        plans = deque(export_plans(self.config, request.graph))
+        while plans:
+            plan = plans.popleft()
             try:
                 engine = self._attempt(plan, request, inputs)
             except (BuildError, ValidationError) as error:
                 _drop_locals(error)
                 failures.append((plan, error))
+                if self._worth_older_opset(plan, error, failures):
+                    plans.extendleft(filter(None, [older_plan(plan)]))
                 request.record_attempt(Attempt(plan.step, succeeded=False, detail=str(error)))
             else:
                 request.record_attempt(Attempt(plan.step, succeeded=True, detail=plan.note))
                 return engine
         raise _summary(failures, request.graph)
+
+    def _worth_older_opset(
+        self,
+        plan: ExportPlan,
+        error: BuildError | ValidationError,
+        failures: list[tuple[ExportPlan, BuildError | ValidationError]],
+    ) -> bool:
+        """Whether the exporter did its work and the newest operators may be what went wrong.
+
+        A provider may have no kernel for them, or one that takes less: attention with a mask that
+        is broadcast over the queries, for one. Tried for one way of exporting only.
+        """
+        return (
+            self.config.opset_version is None
+            and plan.exporter == "dynamo"
+            and not isinstance(error, OnnxExportError)
+            and all(isinstance(before, OnnxExportError) for _, before in failures[:-1])
+        )
 
     def _attempt(
         self, plan: ExportPlan, request: BuildRequest, inputs: tuple[Tensor, ...]

@@ -31,13 +31,23 @@ if TYPE_CHECKING:
     from aitune_core.backend import BuildRequest
     from aitune_core.specs import GraphSpec, TensorSpec
 
-__all__ = ["DEFAULT_OPSET", "MODEL_FILE", "WEIGHTS_FILE", "ExportPlan", "export", "export_plans"]
+__all__ = [
+    "DEFAULT_OPSET",
+    "MODEL_FILE",
+    "WEIGHTS_FILE",
+    "ExportPlan",
+    "export",
+    "export_plans",
+    "older_plan",
+]
 
 MODEL_FILE: Final = "model_raw.onnx"
 WEIGHTS_FILE: Final = "model_raw.onnx.data"
 #: 23 is the first opset with an Attention operator: faster on CUDA, and right for rows of a mask
 #: that hide everything, where the decomposition of opsets up to 22 is not.
 DEFAULT_OPSET: Final = 23
+#: ONNX Runtime's CUDA provider has pooling for this opset, and not for 22 and later.
+_OLDER_OPSET: Final = 20
 
 #: Exporters and their silencers change settings of the process: one export at a time.
 _ONE_EXPORT: Final = threading.Lock()
@@ -92,6 +102,13 @@ def export_plans(config: ONNXRuntimeBackendConfig, graph: GraphSpec) -> tuple[Ex
         for shapes in ways
     )
     return (*dynamo, tracer)
+
+
+def older_plan(plan: ExportPlan) -> ExportPlan | None:
+    """Return the plan with an older opset; None where it has that already."""
+    if plan.opset <= _OLDER_OPSET:
+        return None
+    return attrs.evolve(plan, step=f"{plan.step}, opset {_OLDER_OPSET}", opset=_OLDER_OPSET)
 
 
 def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) -> Path:
@@ -191,6 +208,7 @@ def _export_with_tracer(
         input_names=[spec.name for spec in graph.inputs],
         output_names=[spec.name for spec in graph.outputs],
         opset_version=plan.opset,
+        verbose=False,
     )
     # The tracer embeds weights, or writes one file for each of them when they exceed 2 GB.
     loose = set(path.parent.iterdir()) - {path}

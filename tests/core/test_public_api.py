@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import aitune_core as ait
+
+PUBLIC = [
+    "AituneError",
+    "AituneWarning",
+    "ArtifactReader",
+    "ArtifactWriter",
+    "Attempt",
+    "Backend",
+    "BackendConfig",
+    "BackendError",
+    "BackendInfo",
+    "BackendReference",
+    "BackendUnavailableError",
+    "BatchDim",
+    "BuildError",
+    "BuildRequest",
+    "CallFormError",
+    "CheckResult",
+    "CheckpointError",
+    "CheckpointFormatError",
+    "CheckpointIntegrityError",
+    "ConfigError",
+    "Decision",
+    "DynamicDim",
+    "Engine",
+    "EngineClosedError",
+    "FirstWinsStrategy",
+    "GraphSpec",
+    "InputMismatchError",
+    "Measurement",
+    "MissWarning",
+    "Module",
+    "OneBackendStrategy",
+    "Outcome",
+    "PluginConflictError",
+    "PluginError",
+    "PluginLoadError",
+    "PluginLoadWarning",
+    "PluginRegistry",
+    "RecordingError",
+    "Strategy",
+    "StrategyReference",
+    "TensorSpec",
+    "Trial",
+    "TuneReport",
+    "TuningError",
+    "UnknownBackendError",
+    "UnknownStrategyError",
+    "ValidationError",
+    "available_backends",
+    "backend",
+    "hookimpl",
+    "load",
+    "save",
+    "strategy",
+    "tune",
+]
+POSITIONAL, KEYWORD = "positional", "keyword"
+SIGNATURES: dict[str, dict[str, Any]] = {
+    "tune": {
+        "func": (POSITIONAL, inspect.Parameter.empty),
+        "input_data": (POSITIONAL, inspect.Parameter.empty),
+        "strategy": (KEYWORD, None),
+        "device": (KEYWORD, None),
+        "batch_sizes": (KEYWORD, None),
+        "max_calls": (KEYWORD, None),
+        "dry_run": (KEYWORD, False),
+        "on_failure": (KEYWORD, "raise"),
+        "registry": (KEYWORD, None),
+    },
+    "save": {
+        "model": (POSITIONAL, inspect.Parameter.empty),
+        "path": (POSITIONAL, inspect.Parameter.empty),
+        "registry": (KEYWORD, None),
+    },
+    "load": {
+        "path": (POSITIONAL, inspect.Parameter.empty),
+        "module": (KEYWORD, None),
+        "device": (KEYWORD, None),
+        "on_miss": (KEYWORD, "eager"),
+        "registry": (KEYWORD, None),
+    },
+    "Module.__init__": {
+        "self": (POSITIONAL, inspect.Parameter.empty),
+        "module": (POSITIONAL, inspect.Parameter.empty),
+        "name": (POSITIONAL, None),
+        "strategy": (KEYWORD, None),
+        "dynamic_shapes": (KEYWORD, None),
+        "on_miss": (KEYWORD, "eager"),
+        "after_tune": (KEYWORD, "keep"),
+    },
+    "OneBackendStrategy.__init__": {
+        "self": (POSITIONAL, inspect.Parameter.empty),
+        "backend": (POSITIONAL, inspect.Parameter.empty),
+    },
+    "FirstWinsStrategy.__init__": {
+        "self": (POSITIONAL, inspect.Parameter.empty),
+        "backends": (POSITIONAL, None),
+        "allow_slower": (KEYWORD, False),
+    },
+}
+FORBIDDEN = {"onnx", "onnxruntime", "tensorrt", "onnxscript", "cattrs", "rich"}
+
+
+def test_public_names_are_frozen() -> None:
+    assert sorted(ait.__all__) == PUBLIC
+    assert dir(ait) == PUBLIC
+
+
+def test_every_public_name_exists_and_is_documented() -> None:
+    for name in PUBLIC:
+        value = getattr(ait, name)
+        assert name == "hookimpl" or inspect.getdoc(value), name
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        ait.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures_are_frozen(name: str) -> None:
+    value: Any = ait
+    for part in name.split("."):
+        value = getattr(value, part)
+    kinds: dict[object, str] = {
+        inspect.Parameter.POSITIONAL_OR_KEYWORD: POSITIONAL,
+        inspect.Parameter.KEYWORD_ONLY: KEYWORD,
+    }
+    found = {
+        parameter.name: (kinds[parameter.kind], parameter.default)
+        for parameter in inspect.signature(value).parameters.values()
+    }
+    assert found == SIGNATURES[name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "abstract"),
+    [
+        (ait.Backend, {"check_available", "build", "load"}),
+        (ait.Engine, {"run", "save", "release"}),
+        (ait.Strategy, {"decide"}),
+        (ait.Trial, {"evaluate"}),
+    ],
+)
+def test_what_authors_must_write_is_frozen(kind: Any, abstract: set[str]) -> None:
+    assert kind.__abstractmethods__ == abstract
+
+
+def python(code: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    assert result.stderr == ""
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize("use", ["", "ait.Module(torch.nn.Linear(1, 1))(torch.ones(1))"])
+def test_importing_loads_no_runtime_and_leaves_cuda_alone(use: str) -> None:
+    code = (
+        f"import sys, torch; before = set(sys.modules); import aitune_core as ait; {use}\n"
+        f"print(sorted({FORBIDDEN!r} & (set(sys.modules) - before)))\n"
+        "print(torch.cuda.is_initialized())"
+    )
+    assert python(code).splitlines() == ["[]", "False"]
+
+
+def test_importing_adds_little_to_importing_torch() -> None:
+    code = (
+        "import torch, time; start = time.process_time(); import aitune_core;"
+        "print(time.process_time() - start)"
+    )
+    # The best of five processes, since other work on the machine slows some down.
+    assert any(float(python(code)) < 0.060 for _ in range(5))
+
+
+def test_importing_reads_no_plugins_and_writes_nothing() -> None:
+    code = (
+        "import torch\nfrom importlib import metadata\n"
+        "def fail(**_): raise SystemExit('plugins were looked up')\n"
+        "metadata.entry_points = fail\n"
+        "import aitune_core; from aitune_core import tune, save, load; print('ok')"
+    )
+    assert python(code) == "ok"

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from fake_plugin import empty_registry
+from fakes import FakeBackend, Fault
+from samples import batches, mlp
+
+from aitune_core import (
+    Attempt,
+    BuildError,
+    BuildRequest,
+    Engine,
+    FirstWinsStrategy,
+    Module,
+    TuneReport,
+    tune,
+)
+from aitune_core._report import CandidateReport
+from aitune_core.strategy import Outcome
+
+
+class Tries(FakeBackend):
+    def build(self, request: BuildRequest) -> Engine:
+        request.record_attempt(Attempt("export with A", succeeded=False, detail="no A\nmore"))
+        request.record_attempt(Attempt("export with B", succeeded=True))
+        return super().build(request)
+
+
+@pytest.fixture
+def report() -> TuneReport:
+    strategy = FirstWinsStrategy(
+        [FakeBackend(fault=Fault.ZEROS, label="liar"), Tries()], allow_slower=True
+    )
+    model = Module(mlp().train(), "my-net", strategy=strategy)
+    return tune(model, batches(2, 3), device="cpu", registry=empty_registry())
+
+
+def test_report_is_valid_json_with_every_fact(report: TuneReport) -> None:
+    data = json.loads(report.to_json(indent=2))
+    assert data["device"] == "cpu"
+    (module,) = data["modules"]
+    assert (module["name"], module["strategy"]) == ("my-net", "first_wins")
+    assert len(module["notes"]) == 1
+    (graph,) = module["graphs"]
+    assert graph["samples"] == 2
+    assert graph["winner"] == "fake"
+    liar, winner = graph["candidates"]
+    assert liar["options"] == {"fault": "zeros", "label": "liar"}
+    assert liar["check"] is None
+    assert "ValidationError" in liar["error"]
+    assert winner["error"] is None
+    assert winner["check"]["cases"] == 6
+    assert winner["measurement"]["p50_ms"] > 0
+    assert [attempt["succeeded"] for attempt in winner["attempts"]] == [False, True]
+    assert data["environment"]["torch"] == torch.__version__
+
+
+def test_summary_names_module_graph_backend_and_reason(report: TuneReport) -> None:
+    summary = report.summary()
+    assert str(report) == summary
+    for text in (
+        "my-net",
+        "first_wins",
+        "eval mode",
+        "graph_0",
+        "batch[2..3]",
+        "input: float32",
+        "fake",
+        "no: export with A: no A",
+        "ok: export with B",
+        report.modules[0].graphs[0].reason,
+    ):
+        assert text in summary
+    assert "more" not in summary
+
+
+def test_error_keeps_the_chain_of_its_causes() -> None:
+    error = BuildError("surface", step="export")
+    error.__cause__ = OSError("deep")
+    outcome = Outcome(backend=FakeBackend(), error=error)
+    text = CandidateReport.of(outcome).error
+    assert text is not None
+    assert text.index("surface") < text.index("OSError: deep")
+
+
+def test_endless_chain_of_causes_is_cut() -> None:
+    error = BuildError("circle")
+    error.__cause__ = error
+    text = CandidateReport.of(Outcome(backend=FakeBackend(), error=error)).error
+    assert text is not None
+    assert 1 <= text.count("circle") <= 10
+
+
+def test_numbers_that_json_lacks_do_not_break_the_report(report: TuneReport) -> None:
+    def refuse(constant: str) -> None:
+        msg = f"{constant} is not JSON"
+        raise ValueError(msg)
+
+    data = json.loads(report.to_json(), parse_constant=refuse)
+    difference = data["modules"][0]["graphs"][0]["candidates"][1]["check"]["worst_difference"]
+    assert math.isfinite(difference)
