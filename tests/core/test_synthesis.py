@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,9 +75,10 @@ def test_distinct_sizes_lie_inside_and_differ_where_they_can(pairs: list[list[in
 
 
 def test_distinct_sizes_of_huge_ranges_are_found_at_once() -> None:
-    sizes = distinct_sizes(
-        {"a": DynamicDim("a", 0, 10_000_000), "b": DynamicDim("b", 0, 10_000_000)}
-    )
+    dims = {name: DynamicDim(name, 0, 10_000_000) for name in ("a", "b")}
+    start = time.process_time()
+    sizes = distinct_sizes(dims)
+    assert time.process_time() - start < 0.1
     assert sizes["a"] != sizes["b"]
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from aitune_core.errors import BuildError
 
 MakeCase = Callable[..., Any]
 
@@ -60,3 +62,15 @@ def test_exports_of_several_threads_leave_the_process_as_it_was(case: MakeCase) 
     assert torch.backends.mha.get_fastpath_enabled()
     assert logging.getLogger("torch.onnx").level == level
     assert list(warnings.filters) == filters
+
+
+def test_failing_tracer_prints_nothing(case: MakeCase, capfd: pytest.CaptureFixture[str]) -> None:
+    class Exact(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.interpolate(x, scale_factor=1.7, mode="nearest-exact")
+
+    log = torch._C._jit_onnx_log
+    with pytest.raises(BuildError):
+        case(Exact(), torch.randn(2, 3, 9, 6)).build(use_dynamo=False)
+    assert capfd.readouterr() == ("", "")
+    assert torch._C._jit_onnx_log is log

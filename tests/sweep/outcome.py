@@ -1,9 +1,9 @@
-"""What became of a family, and the comparison that decides it."""
+"""What became of a family, and the comparison with eager that decides it."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import pytest
@@ -15,22 +15,22 @@ import aitune_core as ait
 
 from .family import Call, Family, randomise
 
-#: Allowed difference as a share of an element's size plus the root mean square of its tensor.
-SHARE = 5e-5
+#: Allowed difference as a share of an element's size plus the root mean square of its tensor: half
+#: of what tuning allows.
+SHARE: Final = 5e-5
 
 
 @attrs.frozen(kw_only=True)
-class FamilyOutcome:
+class Outcome:
     """One row of the table.
 
     Attributes:
         family: The family.
         exporter: The way of exporting that led to the engine; empty where there is none.
-        worst: Largest difference from eager of any element, in every check; None where there is
-            no engine.
-        build_seconds: Time that building took.
+        worst: Largest difference from eager of any element in any check; None without engine.
+        build_seconds: Time that building took, all attempts together.
         reason: Why the family stays eager; empty where it does not.
-        attempts: What was tried, in words.
+        attempts: What was tried and failed, in words.
     """
 
     family: Family
@@ -41,8 +41,8 @@ class FamilyOutcome:
     attempts: tuple[str, ...] = ()
 
 
-def tune_family(family: Family, patch: pytest.MonkeyPatch) -> FamilyOutcome:
-    """Tune a family's module, and check unseen calls of it against eager.
+def sweep(family: Family, patch: pytest.MonkeyPatch) -> Outcome:
+    """Tune a family's module and compare unseen calls of it with eager.
 
     Raises:
         AssertionError: A tuned call differs from eager.
@@ -50,35 +50,43 @@ def tune_family(family: Family, patch: pytest.MonkeyPatch) -> FamilyOutcome:
     torch.manual_seed(0)
     module = randomise(family.build())
     eager = copy.deepcopy(module)
-    recorded = [family.call(*sizes) for sizes in family.recorded]
+    recorded = [((), family.call(*sizes)) for sizes in family.recorded]
     unseen = [family.call(*sizes) for sizes in family.unseen]
-    model = ait.Module(
-        module, strategy=ait.OneBackendStrategy("onnxruntime"), on_miss="error"
-    )
-    report = ait.tune(model, [((), call) for call in recorded], device="cpu", on_failure="eager")
-    (graph,) = report.modules[0].graphs
-    (candidate,) = graph.candidates
-    attempts = tuple(
-        f"{attempt.step}: {'ok' if attempt.succeeded else attempt.detail}"
-        for attempt in candidate.attempts
-    )
-    if graph.winner is None:
-        return FamilyOutcome(
-            family=family,
-            build_seconds=candidate.build_seconds,
-            reason=candidate.error or graph.reason,
-            attempts=attempts,
-        )
+    model = ait.Module(module, strategy=ait.OneBackendStrategy("onnxruntime"), on_miss="error")
+    try:
+        report = ait.tune(model, recorded, device="cpu", on_failure="eager")
+    except ait.AituneError as error:
+        return Outcome(family=family, reason=str(error))
+    outcome = _outcome_of(family, report)
+    if outcome.reason:
+        return outcome
+    assert outcome.worst is not None
     # From here on only an engine can answer.
     patch.setitem(module.__dict__, "forward", _no_eager)
-    differences = [_difference(model, eager, call) for call in unseen]
-    assert candidate.check is not None
-    return FamilyOutcome(
+    worst = max(_difference(model, eager, call) for call in unseen)
+    return attrs.evolve(outcome, worst=max(outcome.worst, worst))
+
+
+def _outcome_of(family: Family, report: ait.TuneReport) -> Outcome:
+    (module,) = report.modules
+    if not module.graphs:
+        return Outcome(family=family, reason="; ".join(module.notes))
+    (graph,) = module.graphs
+    if not graph.candidates:
+        return Outcome(family=family, reason=graph.reason)
+    (candidate,) = graph.candidates
+    done = [attempt.step for attempt in candidate.attempts if attempt.succeeded]
+    return Outcome(
         family=family,
-        exporter=next(attempt.step for attempt in candidate.attempts if attempt.succeeded),
-        worst=max(candidate.check.worst_difference, *differences),
+        exporter=done[0].removeprefix("export with ") if done else "",
+        worst=None if candidate.check is None else candidate.check.worst_difference,
         build_seconds=candidate.build_seconds,
-        attempts=attempts,
+        reason=(candidate.error or graph.reason) if graph.winner is None else "",
+        attempts=tuple(
+            f"{attempt.step}: {attempt.detail}"
+            for attempt in candidate.attempts
+            if not attempt.succeeded
+        ),
     )
 
 
@@ -87,24 +95,27 @@ def _no_eager(*_args: object, **_kwargs: object) -> None:
 
 
 def _difference(model: nn.Module, eager: nn.Module, call: Call) -> float:
-    """Return the largest difference between the results of a call."""
+    """Return the largest difference between the results of a call, structure included."""
     with torch.no_grad():
         expected = eager(**copy.deepcopy(call))
     got = model(**copy.deepcopy(call))
     assert type(got) is type(expected)
     wanted, structure = pytree.tree_flatten_with_path(expected)
-    found, other = pytree.tree_flatten_with_path(got)
-    assert other == structure
-    pairs = zip(wanted, found, strict=True)
-    return max(_leaf(pytree.keystr(path), one, two) for (path, one), (_, two) in pairs)
+    found, structure_found = pytree.tree_flatten_with_path(got)
+    assert structure_found == structure
+    return max(
+        _leaf_difference(pytree.keystr(path), one, other)
+        for (path, one), (_, other) in zip(wanted, found, strict=True)
+    )
 
 
-def _leaf(path: str, expected: Any, got: Any) -> float:
+def _leaf_difference(path: str, expected: Any, got: Any) -> float:  # noqa: ANN401 - any leaf
     """Check one leaf of a result, and return the largest difference in it."""
     if not isinstance(expected, Tensor):
         assert type(got) is type(expected), path
         assert got == expected, path
         return 0.0
+    assert isinstance(got, Tensor), path
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape), path
     if not expected.dtype.is_floating_point:
         assert torch.equal(got, expected), path
@@ -112,5 +123,5 @@ def _leaf(path: str, expected: Any, got: Any) -> float:
     reference = expected.double()
     difference = (got.double() - reference).abs()
     allowed = SHARE * (reference.abs() + reference.square().mean().sqrt())
-    assert bool((difference <= allowed).all()), f"{path}: off by {float(difference.max()):.3g}"
+    assert bool((difference <= allowed).all()), f"{path} is off by {float(difference.max()):.3g}"
     return float(difference.max())

@@ -32,16 +32,23 @@ def quiet_export() -> Iterator[None]:
             names.add(name)
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
-    # The tracer prints whole graphs to standard output when it fails; torch has no public switch.
+    # The tracer prints whole graphs to standard output when it fails. Torch has a switch for it,
+    # which the tracer itself turns on whatever it was, so its way to print is taken away.
     prints = torch._C._jit_is_onnx_log_enabled()  # noqa: SLF001
+    log = torch._C._jit_onnx_log  # noqa: SLF001
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            torch._C._jit_set_onnx_log_enabled(False)  # noqa: FBT003, SLF001
+            torch._C._jit_onnx_log = _drop  # noqa: SLF001
             for logger in loggers:
                 logger.setLevel(logging.CRITICAL + 1)
             yield
         finally:
+            torch._C._jit_onnx_log = log  # noqa: SLF001
             torch._C._jit_set_onnx_log_enabled(prints)  # noqa: SLF001
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+def _drop(*_parts: object) -> None:
+    """Print nothing."""
