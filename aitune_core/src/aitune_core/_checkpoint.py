@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -142,7 +143,9 @@ def _weights_hash(module: nn.Module) -> str:
         if isinstance(value, torch.Tensor):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
             flat = value.detach().reshape(-1).contiguous().cpu()
-            digest.update(flat.view(torch.uint8).numpy().data)
+            # Not through NumPy, which torch does not bring along.
+            size, address = flat.nbytes, flat.data_ptr()
+            digest.update((ctypes.c_ubyte * size).from_address(address) if size else b"")
     return digest.hexdigest()
 
 
