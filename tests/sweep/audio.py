@@ -98,9 +98,9 @@ def _fixed_family(name: str, model: str, config: str, call: Any, **settings: Any
 class WhisperEncoder(nn.Module):
     """The encoder alone."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
-        self.encoder = model.encoder
+        self.encoder = encoder
 
     def forward(self, input_features: Tensor) -> Any:
         return self.encoder(input_features)
@@ -108,7 +108,7 @@ class WhisperEncoder(nn.Module):
 
 def _whisper_encoder() -> nn.Module:
     config = transformers.WhisperConfig(**_WHISPER, decoder_layers=1, decoder_attention_heads=4)
-    return WhisperEncoder(transformers.WhisperModel(config))
+    return WhisperEncoder(transformers.WhisperModel(config).encoder)
 
 
 AUDIO: Final = (

@@ -1,4 +1,4 @@
-"""Collects the rows of the sweep, prints them at the end, and writes docs/support.md if asked to."""
+"""Collects the rows of the sweep, prints them, and writes docs/support.md if asked to."""
 
 from __future__ import annotations
 

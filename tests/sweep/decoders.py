@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from .family import Call, Family, from_config, padding_mask, text_family, token_ids
+from .family import Call, Family, from_config, padding_mask, text_call, text_family, token_ids
 
+_CACHED: Final = "Text decoders with their cache as tensors"
 _LAYERS, _HEADS, _KV_HEADS, _HEAD_SIZE = 2, 4, 2, 8
 _GPT2: Final[dict[str, Any]] = {
     "vocab_size": 64,
@@ -43,6 +44,17 @@ _GEMMA: Final[dict[str, Any]] = {
     "query_pre_attn_scalar": _HEAD_SIZE,
     "sliding_window": 8,
     "layer_types": ["sliding_attention", "full_attention"],
+}
+_MIXTRAL: Final[dict[str, Any]] = {
+    **_LLAMA,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_MAMBA: Final[dict[str, Any]] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "state_size": 4,
 }
 #: Name -> model, configuration, its settings, heads of keys and values.
 _MODELS: Final[dict[str, tuple[str, str, dict[str, Any], int]]] = {
@@ -82,20 +94,32 @@ _MODELS: Final[dict[str, tuple[str, str, dict[str, Any], int]]] = {
     "Mixtral": (
         "MixtralForCausalLM",
         "MixtralConfig",
-        {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2},
+        _MIXTRAL,
         _KV_HEADS,
     ),
-    "Mamba": (
-        "MambaForCausalLM",
-        "MambaConfig",
-        {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
-        0,
+    "Mixtral, batched experts": (
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        {**_MIXTRAL, "experts_implementation": "batched_mm"},
+        _KV_HEADS,
     ),
 }
 
-DECODERS: Final = tuple(
-    text_family("Text decoders", name, from_config(model, config, use_cache=False, **settings))
-    for name, (model, config, settings, _) in _MODELS.items()
+DECODERS: Final = (
+    *(
+        text_family("Text decoders", name, from_config(model, config, use_cache=False, **settings))
+        for name, (model, config, settings, _) in _MODELS.items()
+    ),
+    # Its scan is a loop over the sequence, which an export unrolls: short ones are quicker.
+    Family(
+        name="Mamba",
+        group="Text decoders",
+        build=from_config("MambaForCausalLM", "MambaConfig", use_cache=False, **_MAMBA),
+        call=text_call,
+        dims=("batch", "length"),
+        recorded=((1, 3), (4, 8), (3, 5)),
+        unseen=((2, 7), (4, 4), (1, 6)),
+    ),
 )
 
 
@@ -107,7 +131,10 @@ class StepWithCache(nn.Module):
         self.model = model
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, past: Sequence[tuple[Tensor, Tensor]]
+        self,
+        input_ids: Tensor,
+        past: Sequence[tuple[Tensor, Tensor]],
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         cache = DynamicCache()
         for index, (keys, values) in enumerate(past):
@@ -134,13 +161,19 @@ def _one_token(heads: int, batch: int, past: int) -> Call:
     return _step(heads, batch, 1, past)
 
 
-def _step_family(name: str) -> Family:
+def _one_token_unmasked(heads: int, batch: int, past: int) -> Call:
+    call = _step(heads, batch, 1, past)
+    del call["attention_mask"]
+    return call
+
+
+def _step_family(name: str, *, masked: bool) -> Family:
     model, config, settings, heads = _MODELS[name]
     return Family(
-        name=f"{name}, step with cache",
-        group="Text decoders with cache tensors",
+        name=f"{name}, step" if masked else f"{name}, step without mask",
+        group=_CACHED,
         build=from_config(model, config, StepWithCache, **settings),
-        call=functools.partial(_one_token, heads),
+        call=functools.partial(_one_token if masked else _one_token_unmasked, heads),
         dims=("batch", "past"),
         recorded=((1, 3), (4, 20), (2, 9)),
         unseen=((3, 14), (4, 5), (1, 19)),
@@ -150,8 +183,8 @@ def _step_family(name: str) -> Family:
 def _chunk_family(name: str) -> Family:
     model, config, settings, heads = _MODELS[name]
     return Family(
-        name=f"{name}, chunk with cache",
-        group="Text decoders with cache tensors",
+        name=f"{name}, chunk",
+        group=_CACHED,
         build=from_config(model, config, StepWithCache, **settings),
         call=functools.partial(_step, heads),
         dims=("batch", "new", "past"),
@@ -174,6 +207,7 @@ _WITH_CACHE: Final = (
     "Gemma 3",
 )
 CACHED_DECODERS: Final = (
-    *(_step_family(name) for name in _WITH_CACHE),
+    *(_step_family(name, masked=True) for name in _WITH_CACHE),
+    *(_step_family(name, masked=False) for name in ("GPT-2", "Llama")),
     *(_chunk_family(name) for name in ("GPT-2", "Llama", "Mistral")),
 )

@@ -152,9 +152,7 @@ class TemporalConvolutions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Conv1d(8, 8, 3, dilation=dilation) for dilation in (1, 2, 4)
-        )
+        self.layers = nn.ModuleList(nn.Conv1d(8, 8, 3, dilation=dilation) for dilation in (1, 2, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -235,7 +233,7 @@ class Tagger(nn.Module):
     def __init__(self, layer: type[nn.RNNBase], *, bidirectional: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(64, 16)
-        self.layer = layer(16, 24, 2, batch_first=True, bidirectional=bidirectional)  # type: ignore[call-arg, arg-type]
+        self.layer = layer(16, 24, 2, batch_first=True, bidirectional=bidirectional)  # type: ignore[arg-type]
         self.head = nn.Linear(48 if bidirectional else 24, 5)
 
     def forward(
@@ -261,10 +259,15 @@ class TorchEncoder(nn.Module):
 
 
 class TorchDecoder(nn.Module):
-    """PyTorch's own transformer decoder, causal."""
+    """PyTorch's own transformer decoder with a causal mask.
 
-    def __init__(self) -> None:
+    Args:
+        told: Whether the decoder is told that the mask is causal; else it looks at its values.
+    """
+
+    def __init__(self, *, told: bool) -> None:
         super().__init__()
+        self.causal = True if told else None
         self.embedding = nn.Embedding(64, 32)
         layer = nn.TransformerDecoderLayer(32, 4, 48, batch_first=True)
         self.decoder = nn.TransformerDecoder(layer, 2)
@@ -272,7 +275,9 @@ class TorchDecoder(nn.Module):
     def forward(self, target_ids: Tensor, memory: Tensor) -> Tensor:
         length = target_ids.shape[1]
         hidden = torch.ones(length, length, dtype=torch.bool, device=memory.device).triu(1)
-        result: Tensor = self.decoder(self.embedding(target_ids), memory, tgt_mask=hidden)
+        result: Tensor = self.decoder(
+            self.embedding(target_ids), memory, tgt_mask=hidden, tgt_is_causal=self.causal
+        )
         return result
 
 

@@ -160,7 +160,14 @@ OTHER: Final = (
         ("batch", "source", "target"),
         _TWO_LENGTHS,
         {
-            "nn.TransformerDecoder": (nets.TorchDecoder, _with_memory),
+            "nn.TransformerDecoder": (
+                functools.partial(nets.TorchDecoder, told=False),
+                _with_memory,
+            ),
+            "nn.TransformerDecoder, told causal": (
+                functools.partial(nets.TorchDecoder, told=True),
+                _with_memory,
+            ),
             "nn.Transformer": (nets.TorchTransformer, _two_sequences),
         },
     ),

@@ -34,24 +34,14 @@ def terminal_table(outcomes: Sequence[Outcome]) -> list[str]:
         lines += [f"{outcome.family.name}: no: {attempt}" for attempt in outcome.attempts]
         if outcome.reason and not outcome.attempts:
             lines.append(f"{outcome.family.name}: {outcome.reason}")
+        if outcome.failure:
+            lines.append(f"{outcome.family.name}: WRONG: {outcome.failure}")
     return [*lines, _total(outcomes)]
 
 
 def document(outcomes: Sequence[Outcome]) -> str:
     """Return the text of docs/support.md."""
-    text = [
-        "# What tunes",
-        "",
-        "Each family below was built small with random weights, tuned with the ONNX Runtime backend"
-        " on the CPU over\nthe dims given, and then compared with eager PyTorch on three calls of"
-        " sizes that were not recorded, in which only\nthe engine could answer. An element may be"
-        f" off by {SHARE:g} of its own size plus the root mean square of its\ntensor; the worst"
-        " difference is absolute, over these calls and all of tuning's own checks. *Eager* means"
-        " that tuning\nrefused the family and said why: its calls go on running in PyTorch.",
-        "",
-        f"{_total(outcomes)}. Written by `{COMMAND}`",
-        f"with {_versions()}.",
-    ]
+    text = ["# What tunes", "", _introduction(), "", f"{_total(outcomes)}. {_origin()}"]
     for group, members in _grouped(outcomes):
         text += ["", f"## {group}", "", _line(_HEADINGS), _line(_rule(right) for right in _RIGHT)]
         text += [_line(_cells(outcome)) for outcome in members]
@@ -61,6 +51,22 @@ def document(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(text) + "\n"
 
 
+def _introduction() -> str:
+    lines = (
+        "Each family below was built small with random weights, tuned with the ONNX Runtime",
+        "backend on the CPU over the dims given, and then compared with eager PyTorch on three",
+        "calls of sizes that were not recorded, in which only the engine could answer. An",
+        f"element may be off by {SHARE:g} of its own size plus the root mean square of its tensor;",
+        "the worst difference is absolute, over these calls and those that tuning checks. *eager*",
+        "means that tuning refused the family and said why: its calls go on running in PyTorch.",
+    )
+    return "\n".join(lines)
+
+
+def _origin() -> str:
+    return f"Written by\n`{COMMAND}` with {_versions()}."
+
+
 def _cells(outcome: Outcome) -> tuple[str, ...]:
     family = outcome.family
     columns = zip(family.dims, zip(*family.recorded, strict=True), strict=True)
@@ -68,7 +74,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
         family.name,
         ", ".join(f"{name} {min(sizes)}-{max(sizes)}" for name, sizes in columns),
         outcome.exporter or "-",
-        "eager" if outcome.reason else "engine",
+        outcome.result,
         "-" if outcome.worst is None else f"{outcome.worst:.1e}",
         f"{outcome.build_seconds:.1f}",
     )
@@ -94,7 +100,7 @@ def _short(outcome: Outcome) -> str:
 
 
 def _total(outcomes: Sequence[Outcome]) -> str:
-    engines = sum(not outcome.reason for outcome in outcomes)
+    engines = sum(outcome.result == "engine" for outcome in outcomes)
     return f"{engines} of {len(outcomes)} families run on an engine"
 
 

@@ -33,4 +33,6 @@ def test_tuned_family_gives_eager_numbers(
     add_row: Callable[[int, Any], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    add_row(position, sweep(family, monkeypatch))
+    outcome = sweep(family, monkeypatch)
+    add_row(position, outcome)
+    assert not outcome.failure
