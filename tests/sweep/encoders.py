@@ -64,8 +64,6 @@ ENCODERS: Final = tuple(
 )
 
 _HEADS: Final = {
-    "BERT, token classes": "BertForTokenClassification",
-    "BERT, sequence class": "BertForSequenceClassification",
     "BERT, masked tokens": "BertForMaskedLM",
     "BERT, all hidden states": "BertModel",
 }

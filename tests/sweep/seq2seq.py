@@ -38,11 +38,9 @@ _T5: Final[dict[str, Any]] = {
 _WHISPER: Final[dict[str, Any]] = {**_BART, "num_mel_bins": 16, "max_source_positions": 24}
 _MODELS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
     "T5": ("T5ForConditionalGeneration", "T5Config", _T5),
-    "mT5": ("MT5ForConditionalGeneration", "MT5Config", {**_T5, "feed_forward_proj": "gated-gelu"}),
     "BART": ("BartForConditionalGeneration", "BartConfig", {**_BART, "forced_eos_token_id": None}),
     "mBART": ("MBartForConditionalGeneration", "MBartConfig", _BART),
     "Marian": ("MarianMTModel", "MarianConfig", _BART),
-    "Pegasus": ("PegasusForConditionalGeneration", "PegasusConfig", _BART),
     "M2M-100": ("M2M100ForConditionalGeneration", "M2M100Config", _BART),
 }
 

@@ -74,7 +74,11 @@ def write_archive(target: Path, manifest: Mapping[str, Any], files: Mapping[str,
     if target.is_dir():
         msg = f"cannot save to {str(target)!r}: it is a folder; give a file name such as model.ait"
         raise CheckpointError(msg, path=str(target), expected="a file name", got="a folder")
-    text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode()
+    try:
+        text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"cannot save to {str(target)!r}: what an engine stores must be JSON, but {error}"
+        raise CheckpointError(msg, path=str(target), expected="JSON", got=str(error)) from error
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
@@ -183,7 +187,8 @@ def check_members(archive: zipfile.ZipFile, listed: Mapping[str, FileEntry]) -> 
     for info in infos:
         path = PurePosixPath(info.filename)
         if (
-            path.is_absolute()
+            str(path) != info.filename
+            or path.is_absolute()
             or ".." in path.parts
             or "\\" in info.filename
             or ":" in info.filename

@@ -37,8 +37,8 @@ def new_work_dir(*names: str) -> Path:
     Raises:
         ConfigError: The cache folder cannot be written to.
     """
-    parent = cache_root().joinpath(*(re.sub(r"[^\w.-]+", "_", name)[:80] for name in names[:-1]))
-    prefix = re.sub(r"[^\w.-]+", "_", names[-1])[:80] + "-"
+    parent = cache_root().joinpath(*(re.sub(r"[^\w-]+", "_", name)[:80] for name in names[:-1]))
+    prefix = re.sub(r"[^\w-]+", "_", names[-1])[:80] + "-"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))

@@ -29,11 +29,11 @@ from aitune_core._calls import CallForm
 from aitune_core._devices import existing_device
 from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._environment import environment_report
-from aitune_core._module import Module, ModuleState, state_of
+from aitune_core._module import Module, ModuleState, check_on_miss, state_of
 from aitune_core._plugins import PluginRegistry, default_registry, distribution_version
 from aitune_core._spec_json import graph_from_json, graph_to_json
 from aitune_core._trees import TreeError
-from aitune_core.backend import ArtifactReader, ArtifactWriter
+from aitune_core.backend import ArtifactReader, ArtifactWriter, checked_name
 from aitune_core.errors import (
     BackendUnavailableError,
     CheckpointError,
@@ -178,6 +178,7 @@ def load(
     """
     path = Path(path)
     registry = registry or default_registry()
+    check_on_miss(on_miss)
     graphs: list[TunedGraph] = []
     with opened(path) as archive:
         manifest = read_manifest(archive)
@@ -198,15 +199,29 @@ def load(
     except BaseException as error:
         for graph in graphs:
             graph.engine.close()
-        if isinstance(error, TreeError):
-            msg = f"cannot load {str(path)!r}: {error.reason}"
-            raise CheckpointFormatError(msg, path=str(path), got=error.reason) from error
-        if isinstance(error, KeyError | TypeError | AttributeError | IndexError | ValueError) and (
-            not isinstance(error, CheckpointError | ConfigError)
-        ):
-            msg = f"cannot load {str(path)!r}: its manifest is malformed ({error!r:.200})"
-            raise CheckpointFormatError(msg, path=str(path), got=repr(error)) from error
+        problem = _checkpoint_problem(error, path)
+        if problem is not None:
+            raise problem from error
         raise
+
+
+def _checkpoint_problem(error: BaseException, path: Path) -> CheckpointError | None:
+    """Return the error for a malformed manifest; None where an error is its own explanation."""
+    if isinstance(error, CheckpointError):
+        error.path = str(path)
+        return None
+    if isinstance(error, TreeError):
+        reason = error.reason
+    elif isinstance(error, ConfigError):
+        if error.field == "module":  # the argument, not what the file says
+            return None
+        reason = str(error)
+    elif isinstance(error, KeyError | TypeError | AttributeError | IndexError | ValueError):
+        reason = f"its manifest is malformed ({error!r:.200})"
+    else:
+        return None
+    msg = f"cannot load {str(path)!r}: {reason}"
+    return CheckpointFormatError(msg, path=str(path), got=reason)
 
 
 def _check_format(manifest: Mapping[str, Any]) -> None:
@@ -228,6 +243,9 @@ def _only_module(manifest: Mapping[str, Any]) -> dict[str, Any]:
         msg = f"the checkpoint holds {len(modules)} modules, expected one"
         raise CheckpointFormatError(msg, expected=1, got=len(modules))
     entry: dict[str, Any] = modules[0]
+    if not isinstance(entry["name"], str) or not entry["name"]:
+        msg = f"the name of a module must be a non-empty string, got {entry['name']!r:.80}"
+        raise CheckpointFormatError(msg, expected="a string", got=entry["name"])
     return entry
 
 
@@ -274,6 +292,7 @@ def _tuned_graph(  # noqa: PLR0913
     work_dir = new_work_dir("checkpoints", f"{path.stem}-{graph.name}")
     try:
         for file_name, described in entry["files"].items():
+            checked_name(file_name)
             extract(archive, f"{folder}/{file_name}", described, work_dir / file_name)
         reader = ArtifactReader(work_dir, tuple(entry["files"]), entry["data"])
         engine = backend.load(reader, graph, device)

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NoReturn, Protocol, Self
 import attrs
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from aitune_core._calls import CallForm
 from aitune_core._dispatch import Dispatcher, Miss
@@ -24,7 +25,15 @@ from aitune_core._weights import WeightWatch
 from aitune_core.errors import ConfigError, InputMismatchError, MissWarning
 from aitune_core.strategy import Strategy
 
-__all__ = ["ACTIVE_RECORDER", "Module", "ModuleState", "Recorder", "check_strategy", "state_of"]
+__all__ = [
+    "ACTIVE_RECORDER",
+    "Module",
+    "ModuleState",
+    "Recorder",
+    "check_on_miss",
+    "check_strategy",
+    "state_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -97,19 +106,17 @@ class ModuleState:
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Run a call on a tuned graph, or eagerly."""
+        if torch.compiler.is_dynamo_compiling():
+            return self.eager(args, kwargs)
         recorder = ACTIVE_RECORDER.get()
         if recorder is not None:
             return recorder.record(self, args, kwargs)
         dispatcher = self.dispatcher
-        if (
-            dispatcher is None
-            or self.module.training
-            or torch.compiler.is_dynamo_compiling()
-            or torch._C._get_tracing_state() is not None  # noqa: SLF001 - what jit.is_tracing() asks
-        ):
+        if dispatcher is None or self.module.training or _transforming():
             return self.eager(args, kwargs)
         if self._watch is not None and not self._watch.unchanged():
-            self._drop_stale(dispatcher)
+            if not self._watch.fake():
+                self._drop_stale(dispatcher)
             return self.eager(args, kwargs)
         try:
             graph, inputs = dispatcher.find(args, kwargs)
@@ -128,7 +135,7 @@ class ModuleState:
     def bring_back(self) -> None:
         """Move offloaded weights back to the device they came from."""
         with self._lock:
-            device, self._offloaded_from = self._offloaded_from, None
+            device = self._offloaded_from
             if device is not None:
                 unchanged = self._watch is not None and self._watch.all_unchanged()
                 _log.info(
@@ -138,6 +145,8 @@ class ModuleState:
                 # Where weights were changed meanwhile, the old watch notices at the next call.
                 if unchanged:
                     self._watch = WeightWatch(self.module)
+                # Last, since calls that find it set wait for the lock above.
+                self._offloaded_from = None
 
     def _drop_stale(self, dispatcher: Dispatcher) -> None:
         with self._lock:
@@ -187,6 +196,15 @@ class ModuleState:
             self._warned.add(key)
         msg = f"module {self.name!r} ran a call eagerly: {text}"
         warnings.warn(msg, MissWarning, stacklevel=_STACK_LEVEL)
+
+
+def _transforming() -> bool:
+    """Whether PyTorch traces the call, transforms it, or takes forward-mode gradients of it."""
+    return (
+        torch._C._get_tracing_state() is not None  # noqa: SLF001 - what jit.is_tracing() asks
+        or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - vmap, grad
+        or forward_ad._current_level >= 0  # noqa: SLF001
+    )
 
 
 #: Frames between the user's call and a warning: Module.__call__, its implementation, forward,
@@ -249,7 +267,13 @@ class Module(nn.Module):
             msg = "Module cannot wrap a TorchScript module; wrap the nn.Module it was made from"
             raise ConfigError(msg, field="module", value=module, allowed="torch.nn.Module")
         original = type(module)
-        combined = types.new_class(original.__name__, (cls, original))
+        try:
+            combined = types.new_class(original.__name__, (cls, original))
+        except TypeError as error:
+            msg = f"Module cannot wrap {original.__qualname__}: {error}; it must not use __slots__"
+            raise ConfigError(
+                msg, field="module", value=module, allowed="torch.nn.Module"
+            ) from error
         combined.__module__, combined.__qualname__ = original.__module__, original.__qualname__
         instance: Self = object.__new__(combined)
         return instance
@@ -265,7 +289,7 @@ class Module(nn.Module):
         after_tune: Literal["keep", "offload", "release"] = "keep",
     ) -> None:
         # Not super().__init__(): the wrapped module is initialised, and its state is shared.
-        _check_choice("on_miss", on_miss, _ON_MISS)
+        check_on_miss(on_miss)
         _check_choice("after_tune", after_tune, _AFTER_TUNE)
         _check_name(name)
         if strategy is not None:
@@ -293,6 +317,10 @@ class Module(nn.Module):
     def forward(self, value: Callable[..., Any]) -> None:
         # Libraries replace ``forward`` to put code around it; what they replace is ours.
         object.__setattr__(self, "_aitune_forward", value)
+
+    @forward.deleter
+    def forward(self) -> None:
+        object.__setattr__(self, "_aitune_forward", _forward_of(state_of(self)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Module:
         """Copy the module; the copy has weights of its own and is not tuned."""
@@ -341,6 +369,15 @@ def _check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         msg = f"{field} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
         raise ConfigError(msg, field=field, value=value, allowed=allowed)
+
+
+def check_on_miss(on_miss: object) -> None:
+    """Check a way to treat misses.
+
+    Raises:
+        ConfigError: It is unknown.
+    """
+    _check_choice("on_miss", on_miss, _ON_MISS)
 
 
 def _check_name(name: object) -> None:

@@ -55,7 +55,8 @@ class Progress:
         if outcome.succeeded:
             result = "correct" if speedup is None else f"correct, {speedup:.2f} x eager"
         else:
-            result = f"failed: {str(outcome.error).splitlines()[0]}"
+            lines = str(outcome.error).splitlines() or [type(outcome.error).__name__]
+            result = f"failed: {lines[0]}"
         self.say(
             f"{module_name}: {graph.name}: {outcome.backend.name}: {result} "
             f"({outcome.build_seconds:.1f} s)"

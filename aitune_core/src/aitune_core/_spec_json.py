@@ -87,13 +87,19 @@ def graph_from_json(data: Mapping[str, Any]) -> GraphSpec:
 
     Raises:
         TreeError: A structure is malformed or names an unregistered type.
-        cattrs.BaseValidationError, KeyError, TypeError, ValueError: The data is malformed.
+        KeyError, TypeError, ValueError: The data is malformed.
     """
     converter = _converter()
+    try:
+        inputs = tuple(converter.structure(spec, TensorSpec) for spec in data["inputs"])
+        outputs = tuple(converter.structure(spec, TensorSpec) for spec in data["outputs"])
+    except ExceptionGroup as error:  # cattrs gathers the errors of all fields
+        msg = f"a tensor of graph {data['name']!r:.80} is malformed: {error.exceptions[0]!r:.200}"
+        raise ValueError(msg) from error
     return GraphSpec(
         name=str(data["name"]),
-        inputs=tuple(converter.structure(spec, TensorSpec) for spec in data["inputs"]),
-        outputs=tuple(converter.structure(spec, TensorSpec) for spec in data["outputs"]),
+        inputs=inputs,
+        outputs=outputs,
         call_structure=tuple(structure_from_json(child) for child in data["call_structure"]),
         result_structure=structure_from_json(data["result_structure"]),
         mutated_inputs=tuple(int(index) for index in data["mutated_inputs"]),

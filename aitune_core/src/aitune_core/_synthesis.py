@@ -71,10 +71,10 @@ def distinct_sizes(dims: Mapping[str, DynamicDim]) -> dict[str, int]:
     sizes = {}
     for name, dim in dims.items():
         middle = (dim.min + dim.max + 1) // 2
-        by_closeness = sorted(
-            range(dim.min, min(dim.max, middle + 64) + 1), key=lambda size: abs(size - middle)
-        )[:256]
-        sizes[name] = next((size for size in by_closeness if size not in taken), middle)
+        nearby = (middle + sign * step for step in range(len(dims) + 1) for sign in (1, -1))
+        sizes[name] = next(
+            (size for size in nearby if dim.min <= size <= dim.max and size not in taken), middle
+        )
         taken.add(sizes[name])
     return sizes
 

@@ -74,6 +74,13 @@ class WeightWatch:
         versions = [tensor._version for tensor in self._written]  # noqa: SLF001
         return versions == self._versions and all(entry.unchanged() for entry in entries)
 
+    def fake(self) -> bool:
+        """Whether the module's tensors are stand-ins for now, which an exporter put in place."""
+        return any(
+            type(entry.owner.get(entry.name)).__module__.startswith("torch._subclasses")
+            for entry in self._entries
+        )
+
     def all_unchanged(self) -> bool:
         """Look at every entry."""
         return all(entry.unchanged() for entry in self._entries)

@@ -70,12 +70,18 @@ class BuildRequest:
     record_attempt: Callable[[Attempt], None]
 
 
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
+    """Return the name of an artifact, after a look at whether it stays in its folder.
+
+    Raises:
+        CheckpointError: It does not, or is not written in its shortest form.
+    """
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name or ":" in name:
+    inside = str(path) == name and path.parts and not path.is_absolute() and ".." not in path.parts
+    if not inside or "\\" in name or ":" in name:
         msg = f"artifact name must be a relative path inside the checkpoint, got {name!r}"
         raise CheckpointError(msg, path=name, expected="a relative path", got=name)
-    return str(path)
+    return name
 
 
 class ArtifactWriter:
@@ -91,7 +97,7 @@ class ArtifactWriter:
         Raises:
             CheckpointError: The name leaves the folder, is taken, or there is no such file.
         """
-        name = _checked_name(name)
+        name = checked_name(name)
         if name in self.files or not source.is_file():
             state = "already added" if name in self.files else f"not found at {source}"
             msg = f"artifact {name!r} is {state}"
