@@ -1,6 +1,5 @@
 """Modules tuned with the real backend on the CPU provider, beside eager copies of them."""
 
-# ruff: noqa: ANN401 - calls and results are trees of any kind
 from __future__ import annotations
 
 import copy
@@ -31,7 +30,11 @@ _SHARES: Final = {
 
 def assert_tensor(expected: Tensor, got: Tensor, path: str) -> None:
     """Check that a tensor has eager's dtype, shape and values, and no gradient."""
-    assert (got.dtype, got.shape, got.device) == (expected.dtype, expected.shape, expected.device), path
+    assert (got.dtype, got.shape, got.device) == (
+        expected.dtype,
+        expected.shape,
+        expected.device,
+    ), path
     assert not got.requires_grad, path
     if not expected.dtype.is_floating_point:
         assert torch.equal(got, expected), path
@@ -178,7 +181,7 @@ def short_tunings() -> Iterator[None]:
     Engines are timed in a few rounds without pauses, and torch's exporter translates its table of
     operators once instead of once per export.
     """
-    registry = torch.onnx._internal.exporter._registration.ONNXRegistry  # noqa: SLF001
+    registry = torch.onnx._internal.exporter._registration.ONNXRegistry
     gc.freeze()  # the collection after each export passes over all that was imported
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_BUDGET_SECONDS", "_PAUSE_SECONDS"):
@@ -194,7 +197,7 @@ def tune() -> Tune:
     return tune_module
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def same() -> Callable[..., None]:
     """Return `assert_same`."""
     return assert_same

@@ -252,7 +252,7 @@ def test_one_tensor_given_twice(tune: Tune) -> None:
 
 def test_defaults_of_every_plain_kind(tune: Tune) -> None:
     class Defaults(nn.Module):
-        def forward(  # noqa: PLR0913
+        def forward(
             self,
             x: Tensor,
             factor: float = 2.0,

@@ -1,6 +1,5 @@
-"""Containers in calls and results: tensors inside are inputs and outputs, the rest stays as it is."""
+"""Containers in calls and results: tensors inside are inputs and outputs, the rest stays."""
 
-# ruff: noqa: ANN401 - calls and results are trees of any kind
 from __future__ import annotations
 
 import dataclasses
@@ -85,8 +84,13 @@ TREES: dict[str, Callable[[int], Any]] = {
     "frozen dataclass": lambda n: Frozen(_t(n)),
     "OrderedDict": lambda n: OrderedDict(b=_t(n), a=_t(n)),
     "defaultdict": lambda n: defaultdict(list, {"b": _t(n), "a": _t(n)}),
-    "int and bool keys": lambda n: {1: _t(n), 0: _t(n), True: _t(n)},
-    "keys that read alike": lambda n: {"a": {"b": _t(n)}, "a_b": _t(n), "a.b": _t(n), "['a']": _t(n)},
+    "int keys": lambda n: {1: _t(n), 0: _t(n), "1": _t(n)},
+    "keys that read alike": lambda n: {
+        "a": {"b": _t(n)},
+        "a_b": _t(n),
+        "a.b": _t(n),
+        "['a']": _t(n),
+    },
     "nested": lambda n: {"x": [_t(n), (None, {"y": _t(n), "z": []})], "w": Pair(_t(n), _t(n))},
 }
 
@@ -123,7 +127,9 @@ def test_order_of_keys_is_part_of_a_call(tune: Tune) -> None:
     def call(rows: int, *keys: str) -> Any:
         return {key: _t(rows) for key in keys}, _t(rows)
 
-    tuned = tune(Sum(), [call(2, "a", "b"), call(3, "a", "b"), call(2, "b", "a"), call(3, "b", "a")])
+    tuned = tune(
+        Sum(), [call(2, "a", "b"), call(3, "a", "b"), call(2, "b", "a"), call(3, "b", "a")]
+    )
     assert len(tuned.graphs) == 2
     tuned.same(*call(2, "a", "b"))
     tuned.same(*call(2, "b", "a"))
@@ -165,7 +171,10 @@ def test_sixty_four_tensors_in_nested_dicts_stay_apart(tune: Tune) -> None:
     class Many(nn.Module):
         def forward(self, cache: dict[str, Any], x: Tensor) -> dict[str, Any]:
             return {
-                layer: {name: (x - pair[0], pair[1] * (int(layer[5:]) + 1)) for name, pair in parts.items()}
+                layer: {
+                    name: (x - pair[0], pair[1] * (int(layer[5:]) + 1))
+                    for name, pair in parts.items()
+                }
                 for layer, parts in cache.items()
             }
 
@@ -303,7 +312,8 @@ def test_model_output_is_an_argument(tune: Tune) -> None:
     class Head(nn.Module):
         def forward(self, encoded: Any) -> Tensor:
             hidden: Tensor = encoded.last_hidden_state
-            return hidden.sum(1) + encoded[1][0].mean(1)
+            other: Tensor = encoded[1][0]
+            return hidden.sum(1) + other.mean(1)
 
     def call(rows: int) -> Any:
         hidden = torch.randn(rows, 3, 4)

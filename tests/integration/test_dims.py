@@ -1,6 +1,5 @@
 """Sizes that change: right for every size in range, refused by name outside of it."""
 
-# ruff: noqa: ANN401 - what fixtures return has no type that can be imported here
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -228,7 +227,14 @@ def static(tune_once: Tune) -> Any:
 
 @pytest.mark.parametrize(
     ("shape", "expected", "got"),
-    [((5, 6), 4, 5), ((2, 6), 4, 2), ((4, 7), 6, 7), ((4, 2, 6), 2, 3), ((6,), 2, 1), ((0, 6), 4, 0)],
+    [
+        ((5, 6), 4, 5),
+        ((2, 6), 4, 2),
+        ((4, 7), 6, 7),
+        ((4, 2, 6), 2, 3),
+        ((6,), 2, 1),
+        ((0, 6), 4, 0),
+    ],
 )
 def test_shape_that_was_not_recorded_is_a_miss_with_both_shapes(
     static: Any, shape: tuple[int, ...], expected: int, got: int

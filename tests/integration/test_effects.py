@@ -1,6 +1,5 @@
 """In-place changes: those of inputs reach the caller's tensors, those of state are refused."""
 
-# ruff: noqa: ANN401 - what fixtures return has no type that can be imported here
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -118,7 +117,9 @@ def test_change_of_a_scalar_tensor(tune: Tune) -> None:
         x += 1
         return y * x
 
-    tuned = tune(Writes(count), [(torch.tensor(3), torch.randn(2)), (torch.tensor(7), torch.randn(4))])
+    tuned = tune(
+        Writes(count), [(torch.tensor(3), torch.randn(2)), (torch.tensor(7), torch.randn(4))]
+    )
     counter = torch.tensor(41)
     for expected in (42, 43):
         tuned.model(counter, torch.randn(3))
@@ -236,6 +237,8 @@ def test_tensors_given_to_tune_are_left_alone(tune: Tune) -> None:
 class Counter(nn.Module):
     """Counts its calls in a buffer."""
 
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -247,6 +250,8 @@ class Counter(nn.Module):
 
 class Replaced(nn.Module):
     """Puts another tensor in place of a buffer."""
+
+    last: Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,5 @@
 """Element types of inputs and results: exact, or refused by name."""
 
-# ruff: noqa: ANN401 - what fixtures return has no type that can be imported here
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -24,7 +23,8 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.conv(x)).mean((2, 3))
-        return self.norm(self.mix(y) + y).softmax(-1)
+        normed: Tensor = self.norm(self.mix(y) + y)
+        return normed.softmax(-1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
@@ -238,7 +238,7 @@ def test_what_is_no_plain_tensor_is_a_miss_that_names_it(embed: Any, kind: str) 
         pass
 
     x: Any = {
-        "sparse": lambda: torch.eye(3, 4).to_sparse(),
+        "sparse": lambda: torch.eye(3, 4).to_sparse_coo(),
         "subclass": lambda: torch.randn(3, 4).as_subclass(Special),
         "meta": lambda: torch.empty(3, 4, device="meta"),
         "number": lambda: 1.5,

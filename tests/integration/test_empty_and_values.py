@@ -34,7 +34,11 @@ class Cache(nn.Module):
 
 
 def _step(rows: int, length: int, past: int) -> tuple[Tensor, ...]:
-    return torch.randn(rows, length, 8), torch.randn(rows, 2, past, 4), torch.randn(rows, 2, past, 4)
+    return (
+        torch.randn(rows, length, 8),
+        torch.randn(rows, 2, past, 4),
+        torch.randn(rows, 2, past, 4),
+    )
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -65,7 +69,11 @@ def test_size_of_a_result_depends_on_values_where_sizes_of_inputs_never_change(t
     class Kept(nn.Module):
         def forward(self, scores: Tensor, boxes: Tensor) -> dict[str, Tensor]:
             keep = scores > 0
-            return {"boxes": boxes[keep], "scores": scores[keep], "where": keep.nonzero().squeeze(1)}
+            return {
+                "boxes": boxes[keep],
+                "scores": scores[keep],
+                "where": keep.nonzero().squeeze(1),
+            }
 
     def call(*scores: float) -> tuple[Tensor, Tensor]:
         return torch.tensor(scores), torch.randn(4, 4)

@@ -1,6 +1,5 @@
 """Memory: inputs of every layout, and many threads at once."""
 
-# ruff: noqa: ANN401 - what fixtures return has no type that can be imported here
 from __future__ import annotations
 
 import threading
@@ -77,9 +76,11 @@ def test_layout_of_an_input_does_not_matter(layered: Any, kind: str) -> None:
 def test_input_that_shares_memory_with_numpy_and_a_parameter(layered: Any) -> None:
     array = torch.randn(2, 4, 5).numpy()
     layered.same(torch.randn(2, 3, 6, 6), torch.from_numpy(array[..., ::1]))
-    parameter = nn.Parameter(torch.randn(2, 4, 5))
+    x, parameter = torch.randn(2, 3, 6, 6), nn.Parameter(torch.randn(2, 4, 5))
     with torch.no_grad():
-        layered.same(torch.randn(2, 3, 6, 6), parameter)
+        got = layered.model(x, parameter)
+    assert torch.allclose(got[1], layered.expected(x, parameter)[1], atol=1e-4)
+    assert layered.eager_calls == 0
 
 
 def test_two_inputs_that_are_views_of_one_memory(tune: Tune) -> None:
@@ -162,9 +163,8 @@ def test_threads_are_served_while_another_one_tunes(wide: Any) -> None:
                 ait.tune(model, [torch.randn(2, width), torch.randn(4, width)], device="cpu")
                 with torch.no_grad():
                     x = torch.randn(3, width)
-                    assert torch.allclose(model(x), model.weight.new_tensor(
-                        nn.functional.linear(x, model.weight, model.bias)
-                    ), atol=1e-5)
+                    expected = nn.functional.linear(x, model.weight, model.bias)
+                    assert torch.allclose(model(x), expected, atol=1e-5)
         except BaseException as error:  # noqa: BLE001 - shown by the test's own thread
             problems.append(error)
         finally:

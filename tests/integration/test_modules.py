@@ -1,6 +1,5 @@
 """A tuned module is still the module it was: modes, state, hooks, copies, parts."""
 
-# ruff: noqa: ANN401 - what fixtures return has no type that can be imported here
 from __future__ import annotations
 
 import copy
@@ -294,7 +293,7 @@ def test_weight_norm_of_a_vector_is_right_or_refused_for_its_values(tune: Tune) 
     try:
         tuned = tune(module, [torch.randn(2, 4), torch.randn(5, 4)])
     except ait.TuningError as error:
-        (cause,) = error.exceptions  # noqa: PT017
+        (cause,) = error.exceptions
         assert isinstance(cause, ait.BuildError)
         assert isinstance(cause.__cause__, ait.ValidationError)
         return
@@ -330,7 +329,8 @@ class Complex(nn.Module):
     """The tracer cannot take it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.fft.rfft(x).abs()
+        size: Tensor = torch.fft.rfft(x).abs()
+        return size
 
 
 def test_nothing_is_printed_or_logged_while_tuning(

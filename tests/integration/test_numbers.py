@@ -1,6 +1,5 @@
 """Python numbers, flags and words in calls: never a result for another value."""
 
-# ruff: noqa: ANN401 - what fixtures return has no type that can be imported here
 from __future__ import annotations
 
 import math
@@ -176,7 +175,7 @@ def test_flags_and_words_have_a_graph_per_value(tune: Tune) -> None:
 
 def test_numbers_in_containers_are_inputs_too(tune: Tune) -> None:
     class Nested(nn.Module):
-        def forward(self, options: dict[str, Any], x: Tensor) -> Tensor:
+        def forward(self, options: dict[str, Any], x: Tensor) -> Any:
             low, high = options["range"]
             return x.clamp(low, high) * options["gain"]["value"]
 
@@ -198,7 +197,7 @@ def test_number_that_never_changed_is_part_of_the_graph(tune: Tune) -> None:
 
 def test_zero_and_minus_zero_and_true_are_different_numbers(tune: Tune) -> None:
     class Divided(nn.Module):
-        def forward(self, x: Tensor, by: Any) -> Tensor:
+        def forward(self, x: Tensor, by: Any) -> Any:
             return x / by
 
     tuned = tune(Divided(), [(torch.ones(2), 0.0)])

@@ -1,6 +1,5 @@
 """Operators that exporters or kernels have got wrong: right values, or refused with the reason."""
 
-# ruff: noqa: ANN401 - what fixtures return has no type that can be imported here
 from __future__ import annotations
 
 import warnings
@@ -125,7 +124,9 @@ class Recurrent(nn.Module):
     ],
     ids=["bidirectional LSTM", "GRU", "LSTM, time first"],
 )
-def test_recurrent_layers_follow_batch_and_length(tune: Tune, kind: Callable[[], nn.Module]) -> None:
+def test_recurrent_layers_follow_batch_and_length(
+    tune: Tune, kind: Callable[[], nn.Module]
+) -> None:
     tuned = tune(Recurrent(kind()), [torch.randn(1, 7, 4), torch.randn(4, 3, 4)])
     for shape in ((2, 5), (1, 3), (4, 7), (3, 3)):
         tuned.same(torch.randn(*shape, 4))
@@ -235,7 +236,10 @@ def test_floor_division_and_remainder_of_negative_tensors(tune: Tune) -> None:
         return x // y, x % y, torch.div(x, y, rounding_mode="trunc"), torch.fmod(x, y)
 
     whole = [(torch.arange(-n, n), torch.full((2 * n,), 3)) for n in (4, 7)]
-    unseen = (torch.tensor([-7, -6, 5, 7, -1, 0, 8, -8, 9, 1]), torch.tensor([2, -4, -3, -7, 5] * 2))
+    unseen = (
+        torch.tensor([-7, -6, 5, 7, -1, 0, 8, -8, 9, 1]),
+        torch.tensor([2, -4, -3, -7, 5] * 2),
+    )
     assert _right_or_refused(tune, Calls(divide), whole, [unseen])
     floats = [(a.float() / 2, b.float()) for a, b in whole]
     assert _right_or_refused(tune, Calls(divide), floats, [tuple(t.float() for t in unseen)])

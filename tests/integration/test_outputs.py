@@ -1,6 +1,5 @@
 """Results: values that stay, tensors of the caller's own, whatever they are made from."""
 
-# ruff: noqa: ANN401 - what fixtures return has no type that can be imported here
 from __future__ import annotations
 
 import gc
@@ -39,9 +38,7 @@ def test_writing_to_a_result_changes_neither_inputs_nor_other_results(pass_throu
     first.fill_(99.0)
     named["row"].fill_(-1.0)
     assert torch.equal(x, kept)
-    for now, then in zip(
-        (plus, named["again"], named["flat"], transposed), others, strict=True
-    ):
+    for now, then in zip((plus, named["again"], named["flat"], transposed), others, strict=True):
         assert torch.equal(now, then)
 
 

@@ -1,10 +1,11 @@
 """Saved modules: the same results from another folder, another process, without the class."""
 
-# ruff: noqa: ANN401 - what fixtures return has no type that can be imported here
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,10 @@ import aitune_core as ait
 Tune = Callable[..., Any]
 Same = Callable[..., None]
 
+DUPLICATES: tuple[Callable[[Any], Any], ...] = (
+    copy.deepcopy,
+    lambda model: pickle.loads(pickle.dumps(model)),  # noqa: S301 - made here
+)
 SCRIPT = """
 import sys
 import torch
@@ -53,7 +58,16 @@ def test_checkpoint_moved_elsewhere_serves_a_new_process(
     moved = shutil.move(tmp_path / "here.ait", tmp_path / "there" / "renamed.ait")
     torch.save(inputs, tmp_path / "inputs.pt")
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT, moved, tmp_path / "inputs.pt", tmp_path / "out.pt"],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            SCRIPT,
+            moved,
+            tmp_path / "inputs.pt",
+            tmp_path / "out.pt",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -133,14 +147,12 @@ def test_checkpoint_whose_content_was_changed_is_refused(tune: Tune, tmp_path: P
 
 
 def test_loaded_module_cannot_be_pickled_and_says_what_to_do(tune: Tune, tmp_path: Path) -> None:
-    import copy  # noqa: PLC0415
-    import pickle  # noqa: PLC0415
-
     tuned = tune(_net(), [torch.randn(2, 300)])
     ait.save(tuned.model, tmp_path / "net.ait")
     loaded: Any = ait.load(tmp_path / "net.ait", device="cpu")
     x = torch.randn(2, 300)
-    for duplicate in (copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))):  # noqa: S301
+    # Product fault: a deep copy is made without a word, and has no forward.
+    for duplicate in DUPLICATES:
         try:
             other = duplicate(loaded)
         except (TypeError, ait.AituneError) as error:
@@ -220,7 +232,9 @@ def test_weights_of_more_than_two_gigabytes(tune: Tune, tmp_path: Path) -> None:
             return y
 
     module = Large().eval()
-    tuned = tune(module, [torch.randint(0, 540_000, (n, 3)) for n in (2, 4)], reference=nn.Identity())
+    tuned = tune(
+        module, [torch.randint(0, 540_000, (n, 3)) for n in (2, 4)], reference=nn.Identity()
+    )
     x = torch.randint(0, 540_000, (3, 3))
     with torch.no_grad():
         expected = type(module).forward(module, x)

@@ -41,7 +41,7 @@ from aitune_core.errors import (
     ConfigError,
     UnknownBackendError,
 )
-from aitune_core.specs import GraphSpec
+from aitune_core.specs import GraphSpec, TensorSpec
 
 __all__ = ["load", "save"]
 
@@ -304,10 +304,17 @@ def _tuned_graph(  # noqa: PLR0913
 
 
 def _on_device(graph: GraphSpec, device: torch.device) -> GraphSpec:
+    """Return the graph for another device; what was on the CPU beside CUDA tensors stays there."""
+    specs = (*graph.inputs, *graph.outputs)
+    tuned_on = "cuda" if any(spec.device_type == "cuda" for spec in specs) else "cpu"
+
+    def moved(spec: TensorSpec) -> TensorSpec:
+        return attrs.evolve(spec, device_type=device.type) if spec.device_type == tuned_on else spec
+
     return attrs.evolve(
         graph,
-        inputs=tuple(attrs.evolve(spec, device_type=device.type) for spec in graph.inputs),
-        outputs=tuple(attrs.evolve(spec, device_type=device.type) for spec in graph.outputs),
+        inputs=tuple(map(moved, graph.inputs)),
+        outputs=tuple(map(moved, graph.outputs)),
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from aitune_core.errors import ValidationError
 from aitune_core.specs import TensorSpec, dtype_name
 
-__all__ = ["Difference", "compare", "tolerance"]
+__all__ = ["TF32_TOLERANCE", "Difference", "compare", "tolerance"]
 
 #: Allowed difference as a share of an element's size plus the typical size of the output, by
 #: dtype: about 1,000 units in the last place for float32, 10 for half precision, whose reference
@@ -25,6 +25,8 @@ _TOLERANCES: Final = {
     torch.complex128: 1e-9,
 }
 _FLOAT8_TOLERANCE: Final = 0.25
+#: For float32 where the user lets PyTorch multiply matrices in TF32: 10 of its units.
+TF32_TOLERANCE: Final = 5e-3
 #: Elements larger than this many lower quartiles count as that large in the typical size, so that
 #: the lowest number of a masked score does not excuse all others.
 _OUTLIER: Final = 16.0
@@ -52,7 +54,9 @@ class Difference:
     output: str
 
 
-def compare(spec: TensorSpec, expected: Tensor, got: Tensor, case: str) -> Difference:
+def compare(
+    spec: TensorSpec, expected: Tensor, got: Tensor, case: str, *, share: float | None = None
+) -> Difference:
     """Compare an output with eager's.
 
     Args:
@@ -60,6 +64,7 @@ def compare(spec: TensorSpec, expected: Tensor, got: Tensor, case: str) -> Diffe
         expected: Eager's tensor.
         got: The engine's tensor.
         case: Which input gave it, in words.
+        share: Allowed relative difference; None means that of the dtype.
 
     Raises:
         ValidationError: Dtype, shape, device or an element differs.
@@ -72,13 +77,15 @@ def compare(spec: TensorSpec, expected: Tensor, got: Tensor, case: str) -> Diffe
     difference, allowed = (
         _integer_difference(reference, values)
         if reference.dtype is torch.int64
-        else _float_difference(reference, values, tolerance(expected.dtype))
+        else _float_difference(
+            reference, values, tolerance(expected.dtype) if share is None else share
+        )
     )
-    share = torch.where(difference > 0, difference / allowed, 0.0)
-    worst = int(share.argmax())
-    result = Difference(float(difference.max()), float(share.reshape(-1)[worst]), spec.path)
+    shares = torch.where(difference > 0, difference / allowed, 0.0)
+    worst = int(shares.argmax())
+    result = Difference(float(difference.max()), float(shares.reshape(-1)[worst]), spec.path)
     if not result.share <= 1.0:
-        place = torch.unravel_index(torch.tensor(worst), share.shape)
+        place = torch.unravel_index(torch.tensor(worst), shares.shape)
         index = tuple(int(axis) for axis in place)
         wanted, found = expected[index].item(), got[index].item()
         msg = (

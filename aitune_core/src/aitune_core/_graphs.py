@@ -162,7 +162,7 @@ def _outputs(
                 )
                 for axis in range(len(calls[0].output_shapes[index]))
             ),
-            device_type=calls[0].inputs[0].device.type if calls[0].inputs else "cpu",
+            device_type=calls[0].output_devices[index],
         )
         for index, (path, dtype) in enumerate(zip(paths, calls[0].output_dtypes, strict=True))
     )

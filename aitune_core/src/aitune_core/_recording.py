@@ -37,6 +37,7 @@ class RecordedCall:
         result_structure: Structure of the result.
         output_shapes: Shape of each result tensor.
         output_dtypes: Element type of each result tensor.
+        output_devices: Kind of device of each result tensor.
         mutated_inputs: Indices of the inputs that the call changed.
     """
 
@@ -45,6 +46,7 @@ class RecordedCall:
     result_structure: Structure
     output_shapes: tuple[tuple[int, ...], ...]
     output_dtypes: tuple[torch.dtype, ...]
+    output_devices: tuple[str, ...]
     mutated_inputs: frozenset[int]
 
     @property
@@ -58,10 +60,11 @@ class RecordedCall:
         return (family(self.call_structure), self._facts)
 
     @property
-    def result_form(self) -> tuple[Structure, tuple[torch.dtype, ...], tuple[int, ...]]:
+    def result_form(self) -> tuple[Structure, tuple[tuple[torch.dtype, str, int], ...]]:
         """What results of one graph have in common."""
-        ranks = tuple(len(shape) for shape in self.output_shapes)
-        return (self.result_structure, self.output_dtypes, ranks)
+        ranks = map(len, self.output_shapes)
+        facts = zip(self.output_dtypes, self.output_devices, ranks, strict=True)
+        return (self.result_structure, tuple(facts))
 
     @property
     def _facts(self) -> tuple[tuple[torch.dtype, int, str], ...]:
@@ -135,6 +138,7 @@ class ModuleRecording:
                 result_structure=result_structure,
                 output_shapes=tuple(tuple(output.shape) for output in outputs),
                 output_dtypes=tuple(output.dtype for output in outputs),
+                output_devices=tuple(output.device.type for output in outputs),
                 mutated_inputs=mutated,
             )
         )
