@@ -43,7 +43,7 @@ def test_flipped_bits_are_refused_or_harmless(checkpoint: Path, tmp_path: Path) 
     content = bytearray(checkpoint.read_bytes())
     path = tmp_path / "flipped.ait"
     start = bytes(content).rindex(b"PK\x01\x02", 0, bytes(content).index(b"PK\x01\x02") + 4)
-    chooser = random.Random(1)  # noqa: S311
+    chooser = random.Random(1)
     places = {*range(start, len(content)), *range(60), *chooser.sample(range(start), 250)}
     payload = bytes(content).index(PAYLOAD.encode())
     places |= set(range(payload - 40, payload + len(PAYLOAD) + 40))
@@ -68,7 +68,7 @@ def test_every_flipped_byte_of_payload_and_manifest_is_an_integrity_error(
 ) -> None:
     files = members(checkpoint)
     path = tmp_path / "flipped.ait"
-    chooser = random.Random(2)  # noqa: S311
+    chooser = random.Random(2)
     for name, count in ((PAYLOAD, 16), ("manifest.json", 100), ("manifest.json.sha256", 64)):
         for place in chooser.sample(range(len(files[name])), count):
             content = bytearray(files[name])

@@ -287,7 +287,7 @@ def test_untuned_wrapper_pickles_with_its_options() -> None:
     model: Any = Module(
         Affine(4.0), "net", strategy=strategy, dynamic_shapes=SHAPES, on_miss="error"
     )
-    restored = pickle.loads(pickle.dumps(model))  # noqa: S301
+    restored = pickle.loads(pickle.dumps(model))
     assert isinstance(restored, Module)
     assert isinstance(restored, Affine)
     assert restored.scale.item() == 4.0

@@ -80,7 +80,7 @@ def test_without_a_terminal_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("installed", [True, False])
 def test_terminal_is_drawn_on_when_rich_is_there(
     monkeypatch: pytest.MonkeyPatch,
-    installed: bool,  # noqa: FBT001
+    installed: bool,
 ) -> None:
     drawn: list[Any] = []
 

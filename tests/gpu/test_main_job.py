@@ -38,7 +38,9 @@ class Mlp(nn.Module):
         return y
 
 
-def _tuned(module: nn.Module, calls: object, **options: object) -> tuple[ait.Module, ait.TuneReport]:
+def _tuned(
+    module: nn.Module, calls: object, **options: object
+) -> tuple[ait.Module, ait.TuneReport]:
     strategy = ait.OneBackendStrategy(("onnxruntime", {"execution_provider": "cuda", **options}))
     model = ait.Module(module.eval(), on_miss="error", strategy=strategy)
     report = ait.tune(model, calls, device="cuda")
@@ -65,7 +67,8 @@ def test_input_still_being_computed_gives_right_results_on_any_stream(
     big = torch.randn(8192, 8192, device="cuda")
     wrong = {"default": 0, "side": 0}
     for name in wrong:
-        stream = torch.cuda.Stream() if name == "side" else torch.cuda.default_stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = side if name == "side" else torch.cuda.default_stream()
         for _ in range(_TRIALS):
             fresh = torch.randn(8, 256, device="cuda")
             with torch.no_grad():
@@ -143,7 +146,7 @@ def test_convolutions_agree_with_eager() -> None:
     ]
     x = torch.randn(3, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     with torch.no_grad():
-        assert torch.allclose(model(x), module.forward(x), atol=1e-3)
+        assert torch.allclose(model(x), module(x), atol=1e-3)
 
 
 def test_output_sizes_that_depend_on_values() -> None:

@@ -1,6 +1,5 @@
 """Engines on a real GPU: ordered with PyTorch's streams, right for threads, placed where asked."""
 
-# ruff: noqa: ANN401 - what fixtures of conftest.py return has no type that can be imported here
 from __future__ import annotations
 
 import importlib.util
@@ -126,7 +125,7 @@ def test_threads_with_mixed_batches_are_all_right(make: Callable[..., Any]) -> N
     engine = made.build()
 
     def work(seed: int) -> int:
-        choice = random.Random(seed)  # noqa: S311
+        choice = random.Random(seed)
         wrong = 0
         stream = new_stream() if seed % 2 else torch.cuda.current_stream()
         with torch.cuda.stream(stream):
@@ -175,7 +174,7 @@ def test_placement_is_reported(make: Callable[..., Any]) -> None:
     engine = batched(make, mlp(), torch.randn(8, 64)).build()
     assert engine.placement["CUDAExecutionProvider"] >= 3
     assert engine.placement.get("CPUExecutionProvider", 0) == 0
-    slots = (*engine._runner.inputs, *engine._runner.outputs)  # noqa: SLF001
+    slots = (*engine._runner.inputs, *engine._runner.outputs)
     on_cpu = [slot.name for slot in slots if getattr(slot, "written_on_cpu", False)]
     on_cpu += [slot.name for slot in slots if getattr(slot, "reads_on_cpu", False)]
     assert on_cpu == []

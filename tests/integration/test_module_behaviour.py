@@ -240,7 +240,7 @@ def test_pipeline_with_a_number_that_changes_has_one_graph() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_of_a_tuned_module_is_eager_and_silent(strict: bool) -> None:  # noqa: FBT001
+def test_export_of_a_tuned_module_is_eager_and_silent(strict: bool) -> None:
     model = tuned(mlp(), batches(2, 3))
     runs = engine_of(model).runs
     program = torch.export.export(model, (X,), strict=strict)

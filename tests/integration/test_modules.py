@@ -57,7 +57,7 @@ def test_parts_keep_their_modes_when_the_module_is_in_eval_mode() -> None:
     try:
         ait.tune(model, [torch.randn(4, 6), torch.randn(8, 6)], device="cpu")
     except ait.AituneError as error:
-        assert "norm" in str(error)  # noqa: PT017 - the batch norm counts its batches
+        assert "norm" in str(error)
     assert {name: part.training for name, part in module.named_modules()} == flags
 
 

@@ -153,7 +153,7 @@ def test_number_that_is_an_axis_or_a_comparison_is_never_stale(tune: Tune) -> No
 
 def test_flags_and_words_have_a_graph_per_value(tune: Tune) -> None:
     class Mode(nn.Module):
-        def forward(self, x: Tensor, flip: bool = False, mode: str = "sum") -> Tensor:  # noqa: FBT001, FBT002
+        def forward(self, x: Tensor, flip: bool = False, mode: str = "sum") -> Tensor:
             y = x.sum(-1) if mode == "sum" else x.amax(-1)
             return -y if flip else y
 
@@ -166,7 +166,7 @@ def test_flags_and_words_have_a_graph_per_value(tune: Tune) -> None:
     x = torch.randn(3, 4)
     for form in forms:
         tuned.same(x, **form)
-    tuned.same(x, False, "sum")  # noqa: FBT003
+    tuned.same(x, False, "sum")
     error = tuned.misses(x, flip=True, mode="max")
     assert error.path in {"flip", "mode"}
     assert tuned.misses(x, 1).path == "flip"

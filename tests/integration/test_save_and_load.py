@@ -24,7 +24,7 @@ Same = Callable[..., None]
 
 DUPLICATES: tuple[Callable[[Any], Any], ...] = (
     copy.deepcopy,
-    lambda model: pickle.loads(pickle.dumps(model)),  # noqa: S301 - made here
+    lambda model: pickle.loads(pickle.dumps(model)),
 )
 SCRIPT = """
 import sys
@@ -156,7 +156,7 @@ def test_loaded_module_cannot_be_pickled_and_says_what_to_do(tune: Tune, tmp_pat
         try:
             other = duplicate(loaded)
         except (TypeError, ait.AituneError) as error:
-            assert "save" in str(error) or "load" in str(error)  # noqa: PT017
+            assert "save" in str(error) or "load" in str(error)
         else:
             assert torch.allclose(other(x), tuned.expected(x), atol=1e-4)
 

@@ -1,6 +1,5 @@
 """Build requests made by hand, for modules that take and return plain tensors."""
 
-# ruff: noqa: ANN401 - what fixtures of conftest.py return has no type that can be imported here
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +86,7 @@ def resized(tensor: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tenso
     return tensor
 
 
-def make_case(  # noqa: PLR0913 - all but three by keyword
+def make_case(
     module: nn.Module,
     inputs: Sequence[Tensor],
     work_dir: Path,

@@ -1,6 +1,5 @@
 """Runs on the CPU: right for every layout, shape and thread, and never sharing memory."""
 
-# ruff: noqa: ANN401, SLF001 - what fixtures of conftest.py return has no type that can be imported here
 from __future__ import annotations
 
 import gc
@@ -225,7 +224,7 @@ def test_many_threads_with_mixed_shapes_are_all_right(case: MakeCase) -> None:
     barrier = threading.Barrier(8)
 
     def work(seed: int) -> int:
-        choice = random.Random(seed)  # noqa: S311
+        choice = random.Random(seed)
         generator = torch.Generator().manual_seed(seed)
         barrier.wait()
         wrong = 0

@@ -64,7 +64,7 @@ def test_unknown_option_is_named_by_both_ways_in() -> None:
 
 def test_fields_are_keyword_only() -> None:
     with pytest.raises(TypeError):
-        ONNXRuntimeBackendConfig(True)  # type: ignore[call-arg] # noqa: FBT003
+        ONNXRuntimeBackendConfig(True)  # type: ignore[call-arg]
 
 
 def test_options_survive_json() -> None:

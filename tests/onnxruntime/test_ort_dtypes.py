@@ -1,6 +1,5 @@
 """Element types: each one of the table goes through a real session and back."""
 
-# ruff: noqa: SLF001
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """Engines: saved, loaded elsewhere, closed at any moment."""
 
-# ruff: noqa: ANN401, SLF001 - what fixtures of conftest.py return has no type that can be imported here
 from __future__ import annotations
 
 import gc

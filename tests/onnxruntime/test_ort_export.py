@@ -1,6 +1,5 @@
 """Export: sizes stay free, wrong numbers do not pass, and nothing of the user's changes."""
 
-# ruff: noqa: ANN401 - what fixtures of conftest.py return has no type that can be imported here
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -65,7 +64,7 @@ class Pair(nn.Module):
 
 
 class IgnoresSecond(nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x * 2
 
 
@@ -278,7 +277,7 @@ def test_user_module_and_inputs_are_left_alone(case: MakeCase, *, use_dynamo: bo
     module[3].forward = lambda x: x * 2
     x = torch.randn(3, 4)
     made = case(module, x, axes=[{0: BATCH}], out_axes=[{0: BATCH}])
-    module[0].weight.requires_grad_(False)  # noqa: FBT003
+    module[0].weight.requires_grad_(False)
     module[2].training = True
     module[2].p = 0.0  # type: ignore[assignment]
     state = {name: value.clone() for name, value in module.state_dict().items()}
@@ -306,7 +305,7 @@ def test_recurrent_weights_are_still_parameters_after_export(case: MakeCase) -> 
     assert all(
         weight is parameter
         for weight, parameter in zip(
-            module.rnn._flat_weights,  # noqa: SLF001
+            module.rnn._flat_weights,
             module.parameters(),
             strict=True,
         )

@@ -33,7 +33,7 @@ def test_hooks_and_configuration_load_no_runtime() -> None:
         "from aitune_backend_onnxruntime import ONNXRuntimeBackendConfig, OnnxExportError;"
         "print(sorted({'onnx', 'onnxruntime', 'onnxscript', 'tensorrt'} & set(sys.modules)))"
     )
-    done = subprocess.run(  # noqa: S603 - our own program
+    done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"

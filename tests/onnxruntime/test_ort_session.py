@@ -1,6 +1,5 @@
 """Sessions: what was asked for is what runs, or an error says why not."""
 
-# ruff: noqa: ANN401 - what fixtures of conftest.py return has no type that can be imported here
 from __future__ import annotations
 
 from collections.abc import Callable

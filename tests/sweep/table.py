@@ -80,7 +80,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-def _rule(right: bool) -> str:  # noqa: FBT001 - one of a row of flags
+def _rule(right: bool) -> str:
     return "--:" if right else ":--"
 
 
