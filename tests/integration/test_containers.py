@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import pytest
@@ -76,6 +76,12 @@ def _t(rows: int) -> Tensor:
     return torch.randn(rows, 4)
 
 
+def _marked(kinds: Iterable[str], rare: frozenset[str]) -> list[Any]:
+    return [pytest.param(kind, marks=[pytest.mark.slow] * (kind in rare)) for kind in kinds]
+
+
+#: Left to the long run: neighbours of kinds that the short one has.
+RARE_TREES = frozenset({"defaultdict", "frozen dataclass", "int keys", "list", "tuple"})
 TREES: dict[str, Callable[[int], Any]] = {
     "list": lambda n: [_t(n), _t(n), _t(n)],
     "tuple": lambda n: (_t(n), _t(n)),
@@ -95,7 +101,7 @@ TREES: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize("kind", _marked(TREES, RARE_TREES))
 def test_tensors_of_a_container_are_inputs(tune: Tune, kind: str) -> None:
     make = TREES[kind]
     tuned = tune(Sum(), [(make(2), _t(2)), (make(5), _t(5))])
@@ -202,6 +208,8 @@ class Returns(nn.Module):
         return self.build(self.mix(x))
 
 
+#: Left to the long run: neighbours of kinds that the short one has.
+RARE_RESULTS = frozenset({"OrderedDict", "frozen dataclass", "list", "tuple of one"})
 RESULTS: dict[str, Callable[[Tensor], Any]] = {
     "list": lambda y: [y, y.sum(-1)],
     "list of one": lambda y: [y],
@@ -232,7 +240,7 @@ RESULTS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", RESULTS)
+@pytest.mark.parametrize("kind", _marked(RESULTS, RARE_RESULTS))
 def test_result_has_the_containers_and_plain_values_of_eager(tune: Tune, kind: str) -> None:
     tuned = tune(Returns(RESULTS[kind]), [_t(2), _t(5)])
     tuned.same(_t(3))

@@ -27,7 +27,14 @@ class Convolution(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("batches", [(1, 8), (8, 1), (1, 3, 8)])
+@pytest.mark.parametrize(
+    "batches",
+    [
+        (1, 8),
+        pytest.param((8, 1), marks=pytest.mark.slow),
+        pytest.param((1, 3, 8), marks=pytest.mark.slow),
+    ],
+)
 def test_batch_of_one_is_one_size_among_others(tune: Tune, batches: tuple[int, ...]) -> None:
     tuned = tune(Convolution(), [torch.randn(rows, 3, 8, 8) for rows in batches])
     for rows in range(1, 9):
@@ -161,7 +168,7 @@ def test_branch_on_a_size_is_refused_where_both_sides_were_recorded(tune: Tune) 
     assert (error.__cause__.kind, error.__cause__.output) == ("values", "out")
 
 
-@pytest.mark.parametrize("lengths", [(3, 8), (9, 14)])
+@pytest.mark.parametrize("lengths", [(3, 8), pytest.param((9, 14), marks=pytest.mark.slow)])
 def test_one_side_of_a_branch_on_a_size_is_tuned(tune: Tune, lengths: tuple[int, int]) -> None:
     tuned = tune(Branch(), [torch.randn(rows, n) for rows, n in zip((2, 4), lengths, strict=True)])
     for length in range(lengths[0], lengths[1] + 1):

@@ -75,7 +75,10 @@ def _call(rows: int) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 5), torch.randn(rows, 2)
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "add_")) for kind in CHANGES],
+)
 def test_changes_of_inputs_reach_the_tensors_of_the_caller(tune: Tune, kind: str) -> None:
     recorded = [_call(2), _call(4)]
     tuned = tune(Writes(CHANGES[kind]), recorded)

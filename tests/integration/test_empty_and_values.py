@@ -41,7 +41,7 @@ def _step(rows: int, length: int, past: int) -> tuple[Tensor, ...]:
     )
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_cache_that_begins_empty(tune: Tune, first: int) -> None:
     calls = [_step(2, 5, 0), _step(2, 1, 5), _step(3, 1, 9)]
     tuned = tune(Cache(), calls[first:] + calls[:first])

@@ -125,7 +125,7 @@ def test_calls_under_autocast_are_misses_and_tuning_under_autocast_is_refused(tu
     assert "autocast" in str(caught.value)
 
 
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_tuning_works_in_every_grad_mode(tune: Tune, context: Callable[[], Any]) -> None:
     with context():
         tuned = tune(nn.Linear(4, 4), [torch.randn(2, 4), torch.randn(5, 4)])

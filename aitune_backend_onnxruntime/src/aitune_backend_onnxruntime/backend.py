@@ -13,7 +13,13 @@ from aitune_backend_onnxruntime.config import ONNXExecutionProvider, ONNXRuntime
 from aitune_backend_onnxruntime.dtypes import check_dtypes
 from aitune_backend_onnxruntime.engine import ExportedModel, ONNXRuntimeEngine, open_engine
 from aitune_backend_onnxruntime.errors import BACKEND_NAME, OnnxExportError
-from aitune_backend_onnxruntime.export import ExportPlan, export, export_plans, older_plan
+from aitune_backend_onnxruntime.export import (
+    ExportPlan,
+    depends_on_values,
+    export,
+    export_plans,
+    older_plan,
+)
 from aitune_backend_onnxruntime.model_file import (
     ModelFileError,
     facts_of,
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ONNXRuntimeBackend"]
 
+_FROZEN: Final = "not tried: the module's code looks at values, which a trace would freeze"
 _STORED: Final = frozenset({"model", "exporter", "opset", "provider", "options"})
 
 
@@ -93,11 +100,14 @@ class ONNXRuntimeBackend(Backend):
         plans = deque(export_plans(self.config, request.graph))
         while plans:
             plan = plans.popleft()
+            if plan.exporter == "tracer" and any(depends_on_values(error) for _, error in failures):
+                request.record_attempt(Attempt(plan.step, succeeded=False, detail=_FROZEN))
+                continue
             try:
                 engine = self._attempt(plan, request, inputs)
             except (BuildError, ValidationError) as error:
-                _drop_locals(error)
                 failures.append((plan, error))
+                _drop_locals(error)
                 if self._worth_older_opset(plan, error, failures):
                     plans.extendleft(filter(None, [older_plan(plan)]))
                 request.record_attempt(Attempt(plan.step, succeeded=False, detail=str(error)))

@@ -200,8 +200,8 @@ class CpuRunner(Runner):
         """Run without predicted shapes, which tells a wrong prediction from a real failure."""
         try:
             return self._run(bound, [None] * len(self.outputs))
-        except ORT_ERRORS:
-            raise run_error(error) from error
+        except ORT_ERRORS as second:
+            raise run_error(second) from error
 
     def _run(self, bound: list[Tensor], shapes: Sequence[Shape | None]) -> list[Tensor]:
         binding = ort_c.SessionIOBinding(self._session)

@@ -119,8 +119,8 @@ class CudaRunner(Runner):
         """Run without predicted shapes, which tells a wrong prediction from a real failure."""
         try:
             return self._run_between(caller, bound, [None] * len(self.outputs))
-        except ORT_ERRORS:
-            raise run_error(error) from error
+        except ORT_ERRORS as second:
+            raise run_error(second) from error
 
     def _prepared(self, slot: InputSlot, tensor: Tensor) -> Tensor:
         if tensor.is_cuda:

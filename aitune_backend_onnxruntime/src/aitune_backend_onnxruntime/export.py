@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 import threading
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -36,6 +37,7 @@ __all__ = [
     "MODEL_FILE",
     "WEIGHTS_FILE",
     "ExportPlan",
+    "depends_on_values",
     "export",
     "export_plans",
     "older_plan",
@@ -55,6 +57,17 @@ _ONE_EXPORT: Final = threading.Lock()
 _SMALL_WEIGHT: Final = 1024
 #: How much of an exporter's error goes into ours, in characters.
 _DETAIL_LENGTH: Final = 600
+
+#: Parts of the tracer's warnings about values that leave the trace.
+_FROZEN_VALUES: Final = (
+    "to a NumPy array",
+    "to a Python list",
+    "registered as constants",
+    "results are registered",
+)
+
+#: What torch.export says of a branch or a number that depends on values.
+_DATA_DEPENDENT: Final = ("data-dependent", "GuardOnDataDependent", "Dynamic control flow")
 
 Exporter: TypeAlias = Literal["dynamo", "tracer"]
 Shapes: TypeAlias = Literal["static", "dynamic", "auto"]
@@ -102,6 +115,15 @@ def export_plans(config: ONNXRuntimeBackendConfig, graph: GraphSpec) -> tuple[Ex
         for shapes in ways
     )
     return (*dynamo, tracer)
+
+
+def depends_on_values(error: BaseException | None) -> bool:
+    """Whether the dynamo exporter refused a module because its Python code looks at values."""
+    while error is not None:
+        if any(sign in str(error) for sign in _DATA_DEPENDENT):
+            return True
+        error = error.__cause__
+    return False
 
 
 def older_plan(plan: ExportPlan) -> ExportPlan | None:
@@ -199,17 +221,20 @@ def _export_with_tracer(
         for spec in (*graph.inputs, *graph.outputs)
         if spec.dynamic_axes
     }
-    torch.onnx.export(
-        request.module,
-        inputs,
-        str(path),
-        dynamo=False,
-        dynamic_axes=axes,
-        input_names=[spec.name for spec in graph.inputs],
-        output_names=[spec.name for spec in graph.outputs],
-        opset_version=plan.opset,
-        verbose=False,
-    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        torch.onnx.export(
+            request.module,
+            inputs,
+            str(path),
+            dynamo=False,
+            dynamic_axes=axes,
+            input_names=[spec.name for spec in graph.inputs],
+            output_names=[spec.name for spec in graph.outputs],
+            opset_version=plan.opset,
+            verbose=False,
+        )
+    _check_trace([str(one.message) for one in caught])
     # The tracer embeds weights, or writes one file for each of them when they exceed 2 GB.
     loose = set(path.parent.iterdir()) - {path}
     model = onnx.load(path)
@@ -223,6 +248,14 @@ def _export_with_tracer(
     )
     for file in loose - {path.parent / WEIGHTS_FILE}:
         file.unlink()
+
+
+def _check_trace(messages: Sequence[str]) -> None:
+    """Refuse a trace in which Python saw values: it holds the branch that they chose, or them."""
+    for message in messages:
+        if any(sign in message for sign in _FROZEN_VALUES):
+            msg = f"the module's Python code depends on values, which a trace freezes: {message}"
+            raise ValueError(msg)
 
 
 def _tidy(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import warnings
 from contextlib import contextmanager
@@ -36,19 +37,23 @@ def quiet_export() -> Iterator[None]:
     # which the tracer itself turns on whatever it was, so its way to print is taken away.
     prints = torch._C._jit_is_onnx_log_enabled()  # noqa: SLF001
     log = torch._C._jit_onnx_log  # noqa: SLF001
+    # And torch.export prints the graph up to a branch on a value to standard error.
+    tracing = importlib.import_module("torch.export._trace")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             torch._C._jit_onnx_log = _drop  # noqa: SLF001
+            vars(tracing)["print"] = _drop
             for logger in loggers:
                 logger.setLevel(logging.CRITICAL + 1)
             yield
         finally:
             torch._C._jit_onnx_log = log  # noqa: SLF001
+            vars(tracing).pop("print", None)
             torch._C._jit_set_onnx_log_enabled(prints)  # noqa: SLF001
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
 
 
-def _drop(*_parts: object) -> None:
+def _drop(*_parts: object, **_options: object) -> None:
     """Print nothing."""

@@ -71,9 +71,13 @@ def write_archive(target: Path, manifest: Mapping[str, Any], files: Mapping[str,
     Raises:
         CheckpointError: The target is a folder, or cannot be written; it is left as it was.
     """
-    if target.is_dir():
-        msg = f"cannot save to {str(target)!r}: it is a folder; give a file name such as model.ait"
-        raise CheckpointError(msg, path=str(target), expected="a file name", got="a folder")
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "no regular file"
+        msg = f"cannot save to {str(target)!r}: it is {kind}; give a file name such as model.ait"
+        raise CheckpointError(msg, path=str(target), expected="a file name", got=kind)
+    if not target.parent.is_dir():
+        msg = f"cannot save to {str(target)!r}: the folder {str(target.parent)!r} does not exist"
+        raise CheckpointError(msg, path=str(target), expected="a folder", got="nothing")
     try:
         text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -118,7 +122,8 @@ def _write_member(archive: zipfile.ZipFile, name: str, source: Path) -> None:
 def opened(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a checkpoint for reading; whatever is wrong with the file is a `CheckpointError`."""
     if not path.is_file():
-        state = "is a folder" if path.is_dir() else "does not exist"
+        state = "is no regular file" if path.exists() else "does not exist"
+        state = "is a folder" if path.is_dir() else state
         msg = f"cannot load {str(path)!r}: it {state}"
         raise CheckpointError(msg, path=str(path), expected="a checkpoint file", got=state)
     try:

@@ -21,7 +21,7 @@ def cache_root() -> Path:
     """Return aitune's cache folder: ``AITUNE_CACHE_DIR``, or the platform's cache folder."""
     chosen = os.environ.get(_VARIABLE)
     if chosen:
-        return Path(chosen).expanduser()
+        return Path(chosen).expanduser().absolute()
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":

@@ -72,6 +72,7 @@ def compare(
     _compare_facts(spec, expected, got, case)
     if expected.numel() == 0:
         return Difference(0.0, 0.0, spec.path)
+    expected, got = expected.detach(), got.detach()
     reference, values = _widened(expected), _widened(got)
     _compare_nonfinite(spec, reference, values, case)
     difference, allowed = (

@@ -10,8 +10,16 @@ from torch import Tensor, nn
 
 from aitune_core._calls import CallForm
 from aitune_core._scalars import CallStructure, family, lift, number_places, scalar_tensor
-from aitune_core._tensors import plain_tensor
-from aitune_core._trees import HOLE, SCALAR_HOLE, Structure, TreeError, hole_paths, unflatten
+from aitune_core._tensors import plain_tensor, share_memory
+from aitune_core._trees import (
+    HOLE,
+    SCALAR_HOLE,
+    Structure,
+    TreeError,
+    hole_paths,
+    leaf_paths,
+    unflatten,
+)
 from aitune_core.backend import Backend, Engine
 from aitune_core.errors import InputMismatchError
 from aitune_core.specs import GraphSpec
@@ -50,7 +58,7 @@ class TunedGraph:
         self.graph: GraphSpec = graph
         self.engine = engine
         self._run = engine.run
-        self._mutated = graph.mutated_inputs
+        self.mutated = graph.mutated_inputs
         self._count = graph.result_count
         self._structure = graph.result_structure
         self._single = graph.result_structure is HOLE and not graph.mutated_inputs
@@ -68,7 +76,7 @@ class TunedGraph:
         if self._single:
             return outputs[0]
         with torch.no_grad():
-            for index, changed in zip(self._mutated, outputs[self._count :], strict=True):
+            for index, changed in zip(self.mutated, outputs[self._count :], strict=True):
                 inputs[index].copy_(changed)
         return unflatten(self._structure, iter(outputs))
 
@@ -127,6 +135,9 @@ class Dispatcher:
             if len(self._remembered) >= _MAX_REMEMBERED:
                 self._remembered.clear()
             self._remembered[key] = graph
+        if graph.mutated and share_memory(leaves, graph.mutated):
+            msg = "forward changes an input in place that shares memory with another input"
+            raise Miss(InputMismatchError(msg, expected="separate memory", got="shared memory"))
         if torch.is_autocast_enabled(self.device.type):
             msg = (
                 "the call is under torch.autocast, the module was tuned without; "
@@ -214,15 +225,33 @@ class Dispatcher:
             self.call_form.parameters, nearest, structure, strict=True
         ):
             if expected != got:
+                path, wanted, found = _first_difference(parameter.name, expected, got)
                 msg = (
-                    f"argument {parameter.name!r} is {_describe(got)}, the nearest tuned graph "
-                    f"takes {_describe(expected)}; record such a call to tune for it"
+                    f"argument {path!r} is {found}, the nearest tuned graph takes {wanted}; "
+                    "record such a call to tune for it"
                 )
-                return InputMismatchError(
-                    msg, path=parameter.name, expected=_describe(expected), got=_describe(got)
-                )
+                return InputMismatchError(msg, path=path, expected=wanted, got=found)
         msg = "the call differs from every tuned graph"  # unreachable unless forms are equal
         return InputMismatchError(msg)
+
+
+def _first_difference(path: str, expected: Structure, got: Structure) -> tuple[str, str, str]:
+    """Return path and words for the first place at which two structures differ."""
+    wanted, found = list(leaf_paths(expected, path)), list(leaf_paths(got, path))
+    if [name for name, _ in wanted] == [name for name, _ in found]:
+        for (name, one), (_, other) in zip(wanted, found, strict=True):
+            if one != other:
+                return name, _describe(one), _describe(other)
+    paths = ({name for name, _ in wanted}, {name for name, _ in found})
+    words = (_describe(expected), _describe(got))
+    if words[0] == words[1]:
+        surplus, missing = sorted(paths[1] - paths[0]), sorted(paths[0] - paths[1])
+        order = "" if surplus or missing else " in another order"
+        words = (
+            f"{words[0]} with {missing or 'them'}",
+            f"{words[1]}{order} with {surplus or 'them'}",
+        )
+    return path, *words
 
 
 def _describe(structure: Structure) -> str:

@@ -325,6 +325,9 @@ class Module(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Module:
         """Copy the module; the copy has weights of its own and is not tuned."""
         state = state_of(self)
+        if state.no_eager is not None:
+            msg = f"module {state.name!r} cannot be copied: {state.no_eager}; load the file again"
+            raise TypeError(msg)
         return _rewrapped(state, copy.deepcopy(state.module, memo))
 
     def __reduce_ex__(self, _protocol: object) -> tuple[Any, ...]:

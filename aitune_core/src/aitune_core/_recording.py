@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aitune_core._calls import CallForm
 from aitune_core._scalars import family, lift, numbers_of, scalar_tensor
-from aitune_core._tensors import plain_tensor, same_bits
+from aitune_core._tensors import plain_tensor, same_bits, share_memory, version_of
 from aitune_core._trees import Structure, TreeError, flatten
 from aitune_core.errors import RecordingError
 
@@ -107,6 +107,7 @@ class ModuleRecording:
             return self.module.forward(*args, **kwargs)
         copies = tuple(leaf.detach().resolve_conj().resolve_neg().clone() for leaf in leaves)
         state = self._state_versions()
+        versions = [version_of(leaf) for leaf in leaves]
         result = self.module.forward(*args, **kwargs)
         changed = [
             name
@@ -123,8 +124,11 @@ class ModuleRecording:
         mutated = frozenset(
             index
             for index, (leaf, copy) in enumerate(zip(leaves, copies, strict=True))
-            if not same_bits(leaf, copy)
+            if version_of(leaf) != versions[index] or not same_bits(leaf, copy)
         )
+        if share_memory(leaves, mutated):
+            self._refuse("forward changes an input in place that shares memory with another input")
+            return result
         outputs: list[Tensor] = []
         try:
             result_structure = flatten(result, outputs, "out")
@@ -164,7 +168,7 @@ class ModuleRecording:
     def _state_versions(self) -> dict[str, tuple[Tensor, int]]:
         # The tensors themselves, not their ids: those of dead ones are given out again.
         return {
-            name: (tensor, 0 if tensor.is_inference() else tensor._version)  # noqa: SLF001
+            name: (tensor, version_of(tensor))
             for tensors in (self.module.named_buffers(), self.module.named_parameters())
             for name, tensor in tensors
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from torch import Tensor
 from aitune_core.specs import DynamicDim, GraphSpec
 
 __all__ = ["corner_sizes", "distinct_sizes", "resize_inputs", "strided_copies"]
+
+#: Ranges up to this width are checked at every size.
+_SMALL_RANGE: Final = 16
 
 
 def resize_inputs(
@@ -58,11 +62,31 @@ def corner_sizes(dims: Mapping[str, DynamicDim]) -> dict[str, dict[str, int]]:
         return {}
     lowest = {name: dim.min for name, dim in dims.items()}
     highest = {name: dim.max for name, dim in dims.items()}
-    cases = {"minimum": lowest, "maximum": highest, "interior": distinct_sizes(dims)}
+    inside = distinct_sizes(dims)
+    # Code may treat even and odd sizes apart, or sizes that a stride divides.
+    next_to = {name: min(size + 1, dims[name].max) for name, size in inside.items()}
+    after_first = {name: min(size + 1, dims[name].max) for name, size in lowest.items()}
+    before_last = {name: max(size - 1, dims[name].min) for name, size in highest.items()}
+    cases = {
+        "minimum": lowest,
+        "maximum": highest,
+        "interior": inside,
+        "next to interior": next_to,
+        "above minimum": after_first,
+        "below maximum": before_last,
+    }
     if len(dims) > 1:
         for name, dim in dims.items():
             cases[f"{name} at minimum"] = {**highest, name: dim.min}
-    return cases
+    for name, dim in dims.items():
+        if dim.max - dim.min <= _SMALL_RANGE:
+            cases.update(
+                {f"{name} {size}": {**inside, name: size} for size in range(dim.min, dim.max + 1)}
+            )
+    different: dict[tuple[int, ...], str] = {}
+    for label, sizes in cases.items():
+        different.setdefault(tuple(sizes.values()), label)
+    return {label: cases[label] for label in different.values()}
 
 
 def distinct_sizes(dims: Mapping[str, DynamicDim]) -> dict[str, int]:

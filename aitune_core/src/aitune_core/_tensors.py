@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import torch
 from torch import Tensor, nn
 
-__all__ = ["plain_tensor", "same_bits"]
+__all__ = ["plain_tensor", "same_bits", "share_memory", "version_of"]
 
 
 def plain_tensor(tensor: Tensor) -> bool:
@@ -27,3 +29,14 @@ def _bits(tensor: Tensor) -> Tensor:
     values = tensor.detach().resolve_conj().resolve_neg()
     # A tensor of one element counts as contiguous whatever its stride, but view() looks.
     return values.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return PyTorch's count of writes to a tensor; 0 for those that have none."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+
+
+def share_memory(tensors: Sequence[Tensor], written: Collection[int]) -> bool:
+    """Whether one of the ``written`` tensors, by index, shares its storage with another one."""
+    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return any(storages[index] and storages.count(storages[index]) > 1 for index in written)

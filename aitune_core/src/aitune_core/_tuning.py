@@ -121,6 +121,7 @@ def tune(  # noqa: PLR0913
         observers = _observers(registry, observer)
         if isinstance(func, Module):
             # Names are resolved before anything runs.
+            _check_tunable(state_of(func))
             _resolve(state_of(func), strategy, registry)
             chosen = chosen or default_device()
             _move(func, chosen, observer)
@@ -158,6 +159,12 @@ def _check_arguments(
     if on_failure not in ("raise", "eager"):
         msg = f"on_failure must be 'raise' or 'eager', got {on_failure!r}"
         raise ConfigError(msg, field="on_failure", value=on_failure, allowed=("raise", "eager"))
+
+
+def _check_tunable(state: ModuleState) -> None:
+    if state.no_eager is not None:
+        msg = f"module {state.name!r} cannot be tuned: {state.no_eager}"
+        raise ConfigError(msg, field="func", value=state.name, allowed="a module with eager code")
 
 
 def _is_count(value: object) -> bool:
