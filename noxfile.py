@@ -112,6 +112,17 @@ def quickstart(session: nox.Session) -> None:
 
 
 @nox.session
+def sweep(session: nox.Session) -> None:
+    """Tune every model family of tests/sweep; with AITUNE_SWEEP_WRITE=1, write docs/support.md."""
+    install_workspace(session, "test")
+    session.install("-c", CONSTRAINTS, *group("quickstart"))
+    session.run(
+        *("python", "-m", "pytest", "-m", "slow", "-p", "no:randomly", "--benchmark-disable"),
+        *(session.posargs or ["tests/sweep"]),
+    )
+
+
+@nox.session
 def wheels(session: nox.Session) -> None:
     """Build both packages, check the files, and test the wheels in new environments."""
     session.install("-c", CONSTRAINTS, *group("wheels"))

@@ -187,7 +187,6 @@ def test_branch_on_a_size_that_no_recorded_call_takes_gives_no_wrong_result(
             rare = x.shape[1] % 2 == 1 if kind == "odd" else x.shape[1] == 7
             return x.sum(1) * 3 if rare else x.sum(1)
 
-    # Product fault: the branch of the recorded sizes answers for size 7.
     try:
         tuned = tune(Rare(), [torch.randn(2, 4), torch.randn(3, 8), torch.randn(3, 12)])
     except ait.TuningError:

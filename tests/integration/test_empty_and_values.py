@@ -172,7 +172,6 @@ def test_branch_on_a_value_of_which_one_side_was_recorded_is_not_taken_for_grant
         def forward(self, x: Tensor) -> Tensor:
             return x * 2 if bool((x > -100).all()) else x - 10
 
-    # Product fault: the tracer, tried after dynamo refused, freezes the recorded side.
     try:
         tuned = tune(Guarded(), [torch.randn(2, 3), torch.randn(4, 3)])
     except ait.TuningError:

@@ -337,7 +337,6 @@ def test_nothing_is_printed_or_logged_while_tuning(
     tune: Tune, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tune(nn.Linear(4, 4), [torch.randn(2, 4), torch.randn(5, 4)])
-    # Product fault: torch.export prints the graph that it could not finish to standard error.
     for module in (Sign(), Complex()):
         tune(module, [torch.ones(2), -torch.ones(2)], on_failure="eager", wins=False)
     captured = capfd.readouterr()

@@ -151,7 +151,6 @@ def test_loaded_module_cannot_be_pickled_and_says_what_to_do(tune: Tune, tmp_pat
     ait.save(tuned.model, tmp_path / "net.ait")
     loaded: Any = ait.load(tmp_path / "net.ait", device="cpu")
     x = torch.randn(2, 300)
-    # Product fault: a deep copy is made without a word, and has no forward.
     for duplicate in DUPLICATES:
         try:
             other = duplicate(loaded)
@@ -194,7 +193,7 @@ def test_forked_child_does_not_hang(tune: Tune, tmp_path: Path) -> None:
         "        os._exit(4)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
-    # Product fault where this runs into the timeout: the child waits for threads it does not have.
+    # Wrong where this runs into the timeout: the child waits for threads it does not have.
     result = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "net.ait")],
         capture_output=True,
