@@ -273,7 +273,7 @@ def test_defaults_of_every_plain_kind(tune: Tune) -> None:
     assert tuned.misses(x, mode="mean").path == "mode"
     assert tuned.misses(x, negate=False).path == "negate"
     assert tuned.misses(x, dtype=torch.float32).path == "dtype"
-    assert tuned.misses(x, shape=(-1, 4)).path == "shape"
+    assert tuned.misses(x, shape=(-1, 4)).path == "shape[1]"
 
 
 def test_no_call_is_an_argument_of_an_unknown_kind(tune: Tune) -> None:
