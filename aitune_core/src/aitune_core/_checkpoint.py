@@ -24,12 +24,13 @@ from aitune_core._archive import (
     read_manifest,
     write_archive,
 )
+from aitune_core._arguments import check_on_miss
 from aitune_core._cache import new_work_dir, remove_with
 from aitune_core._calls import CallForm
 from aitune_core._devices import existing_device
 from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._environment import environment_report
-from aitune_core._module import Module, ModuleState, check_on_miss, state_of
+from aitune_core._module import Module, ModuleState, state_of
 from aitune_core._plugins import PluginRegistry, default_registry, distribution_version
 from aitune_core._spec_json import graph_from_json, graph_to_json
 from aitune_core._trees import TreeError

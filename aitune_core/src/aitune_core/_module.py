@@ -18,6 +18,12 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
+from aitune_core._arguments import (
+    check_after_tune,
+    check_name,
+    check_on_miss,
+    check_strategy,
+)
 from aitune_core._calls import CallForm
 from aitune_core._dispatch import Dispatcher, Miss
 from aitune_core._graphs import DynamicShapes, check_dynamic_shapes
@@ -30,15 +36,11 @@ __all__ = [
     "Module",
     "ModuleState",
     "Recorder",
-    "check_on_miss",
-    "check_strategy",
     "state_of",
 ]
 
 _log = logging.getLogger(__name__)
 
-_ON_MISS: Final = ("eager", "error")
-_AFTER_TUNE: Final = ("keep", "offload", "release")
 _MAX_WARNINGS: Final = 64
 
 
@@ -290,8 +292,8 @@ class Module(nn.Module):
     ) -> None:
         # Not super().__init__(): the wrapped module is initialised, and its state is shared.
         check_on_miss(on_miss)
-        _check_choice("after_tune", after_tune, _AFTER_TUNE)
-        _check_name(name)
+        check_after_tune(after_tune)
+        check_name(name)
         if strategy is not None:
             check_strategy(strategy)
         if dynamic_shapes is not None:
@@ -366,39 +368,6 @@ def _rewrapped(options: ModuleState | _Options, module: nn.Module) -> Module:
         on_miss=options.on_miss,  # type: ignore[arg-type]
         after_tune=options.after_tune,  # type: ignore[arg-type]
     )
-
-
-def _check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        msg = f"{field} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
-        raise ConfigError(msg, field=field, value=value, allowed=allowed)
-
-
-def check_on_miss(on_miss: object) -> None:
-    """Check a way to treat misses.
-
-    Raises:
-        ConfigError: It is unknown.
-    """
-    _check_choice("on_miss", on_miss, _ON_MISS)
-
-
-def _check_name(name: object) -> None:
-    if name is not None and not (isinstance(name, str) and name):
-        msg = f"name must be a non-empty string, got {name!r}"
-        raise ConfigError(msg, field="name", value=name, allowed="a non-empty string")
-
-
-def check_strategy(strategy: object) -> None:
-    """Check that a strategy is an instance or a name.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    if not isinstance(strategy, Strategy | str):
-        kind = "a class; make an instance" if isinstance(strategy, type) else repr(strategy)
-        msg = f"strategy must be a Strategy or a name, got {kind}"
-        raise ConfigError(msg, field="strategy", value=strategy, allowed="Strategy or str")
 
 
 def state_of(module: Module) -> ModuleState:

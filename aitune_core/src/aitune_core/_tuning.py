@@ -10,12 +10,13 @@ import attrs
 import pluggy
 import torch
 
+from aitune_core._arguments import check_strategy
 from aitune_core._devices import default_device, existing_device
 from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._environment import environment_report
 from aitune_core._graphs import RecordedGraph, recorded_graphs
 from aitune_core._inputs import Call, calls_of, resized_call, to_device
-from aitune_core._module import Module, ModuleState, check_strategy, state_of
+from aitune_core._module import Module, ModuleState, state_of
 from aitune_core._plugins import PluginRegistry, default_registry
 from aitune_core._progress import Progress, progress
 from aitune_core._recorders import CallRecorder, EagerOnly, active
