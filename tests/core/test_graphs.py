@@ -267,3 +267,70 @@ def test_arguments_are_copies_in_the_form_of_the_call() -> None:
     assert kwargs["y"][1] == "s"
     kwargs["x"].add_(1)
     assert graph.samples[0][0].tolist() == [1.0, 1.0]
+
+
+def attend(x: Tensor, mask: Tensor, past: Tensor) -> Tensor:
+    """Refuse a mask that is not as long as past and new rows together."""
+    rows = torch.cat([past, x], 1)
+    return (x @ rows.transpose(1, 2) + mask[:, None]) @ rows
+
+
+def step(batch: int, new: int, past: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ones(batch, new, 2), torch.ones(batch, new + past), torch.ones(batch, past, 2)
+
+
+def texts(*calls: Any, **options: Any) -> list[str]:
+    (graph,) = recorded(*calls, **options)
+    return [condition.text for condition in graph.spec.conditions]
+
+
+def test_length_that_is_a_sum_of_others_is_a_condition_with_the_range_that_follows() -> None:
+    (graph,) = recorded(attend, step(1, 1, 4), step(2, 3, 9), step(3, 2, 30))
+    spec = graph.spec
+    assert [condition.text for condition in spec.conditions] == ["mask_1 == x_1 + past_1"]
+    assert (spec.dims["mask_1"].min, spec.dims["mask_1"].max) == (1 + 4, 3 + 30)
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes", "expected"),
+    [
+        (
+            lambda x, y: torch.cat([x, x[:1]]) + y,
+            [(2, 3), (4, 5), (9, 10)],
+            "batch_2 == batch + 1",
+        ),
+        (lambda x, y: x.repeat(3) + y, [(2, 6), (4, 12), (9, 27)], "batch_2 == batch * 3"),
+        (
+            lambda x, y: x[: len(x) // 4 * 4].unflatten(0, (-1, 4)).sum(1) + y,
+            [(9, 2), (18, 4), (40, 10)],
+            "batch_2 == batch // 4",
+        ),
+    ],
+    ids=["offset", "multiple", "share"],
+)
+def test_length_that_follows_from_another(
+    function: Any, sizes: list[tuple[int, int]], expected: str
+) -> None:
+    calls = [tuple(torch.ones(size) for size in pair) for pair in sizes]
+    assert texts(function, *calls) == [expected]
+
+
+def test_length_that_is_a_product_of_others() -> None:
+    calls = [(torch.ones(a, b, 2), torch.ones(a * b, 2)) for a, b in ((2, 8), (3, 10), (5, 7))]
+    assert texts(lambda x, y: x.flatten(0, 1) + y, *calls) == ["batch_2 == batch * x_1"]
+
+
+def test_relation_by_chance_is_none_where_the_module_takes_other_sizes() -> None:
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return x.sum() + y
+
+    calls = [(torch.ones(size), torch.ones(size + 1)) for size in (2, 4, 9)]
+    assert texts(forward, *calls) == []
+
+
+def test_declared_range_of_a_length_that_follows_stays() -> None:
+    (graph,) = recorded(
+        attend, step(1, 1, 4), step(2, 3, 9), dynamic_shapes={"mask": {1: DynamicDim("m", 1, 99)}}
+    )
+    assert [condition.text for condition in graph.spec.conditions] == ["m == x_1 + past_1"]
+    assert (graph.spec.dims["m"].min, graph.spec.dims["m"].max) == (1, 99)

@@ -51,6 +51,7 @@ PUBLIC = [
     "PluginLoadWarning",
     "PluginRegistry",
     "RecordingError",
+    "SizeCondition",
     "Strategy",
     "StrategyReference",
     "TensorSpec",

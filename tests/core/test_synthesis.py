@@ -7,10 +7,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import recorded
 
-from aitune_core import BatchDim, DynamicDim
-from aitune_core._synthesis import corner_sizes, distinct_sizes, resize_inputs, strided_copies
+from aitune_core import BatchDim, DynamicDim, GraphSpec, SizeCondition, TensorSpec
+from aitune_core._synthesis import (
+    breaking_sizes,
+    corner_sizes,
+    distinct_sizes,
+    resize_inputs,
+    strided_copies,
+)
+from aitune_core._trees import HOLE
 
 LENGTH = DynamicDim("length", 2, 6)
+
+
+def with_dims(*dims: DynamicDim, conditions: tuple[str, ...] = ()) -> GraphSpec:
+    """Return a graph whose only input has these axes."""
+    spec = TensorSpec(name="input_0", path="x", dtype=torch.float32, shape=dims)
+    return GraphSpec(
+        name="graph_0",
+        inputs=(spec,),
+        outputs=(),
+        call_structure=(HOLE,),
+        result_structure=HOLE,
+        conditions=tuple(map(SizeCondition, conditions)),
+    )
+
+
 SHAPES = {"ids": [BatchDim(1, 8), LENGTH], "mask": [BatchDim(1, 8), LENGTH]}
 (GRAPH,) = recorded(
     lambda ids, mask, table: ids + mask + table[0],
@@ -48,7 +70,7 @@ def test_samples_with_rows_are_preferred_to_empty_ones() -> None:
 
 
 def test_corners_are_both_ends_each_dim_alone_and_the_interior() -> None:
-    corners = corner_sizes({"batch": BatchDim(1, 8), "length": LENGTH})
+    corners = corner_sizes(with_dims(BatchDim(1, 8), LENGTH))
     assert {"batch": 1, "length": 2} in corners.values()
     assert {"batch": 8, "length": 6} in corners.values()
     assert {"batch": 1, "length": 6} in corners.values()
@@ -56,7 +78,7 @@ def test_corners_are_both_ends_each_dim_alone_and_the_interior() -> None:
     interior = corners["interior"]
     assert 1 < interior["batch"] < 8
     assert 2 < interior["length"] < 6
-    assert corner_sizes({}) == {}
+    assert corner_sizes(with_dims()) == {}
 
 
 ranges = st.tuples(st.integers(0, 5000), st.integers(0, 5000)).map(sorted)
@@ -64,10 +86,11 @@ ranges = st.tuples(st.integers(0, 5000), st.integers(0, 5000)).map(sorted)
 
 @given(st.lists(ranges, min_size=1, max_size=4))
 def test_distinct_sizes_lie_inside_and_differ_where_they_can(pairs: list[list[int]]) -> None:
-    dims = {
-        f"d{index}": DynamicDim(f"d{index}", low, high) for index, (low, high) in enumerate(pairs)
-    }
-    sizes = distinct_sizes(dims)
+    graph = with_dims(
+        *(DynamicDim(f"d{index}", low, high) for index, (low, high) in enumerate(pairs))
+    )
+    dims = graph.dims
+    sizes = distinct_sizes(graph)
     for name, dim in dims.items():
         assert dim.min <= sizes[name] <= dim.max
     if all(dim.max - dim.min >= len(dims) for dim in dims.values()):
@@ -75,11 +98,66 @@ def test_distinct_sizes_lie_inside_and_differ_where_they_can(pairs: list[list[in
 
 
 def test_distinct_sizes_of_huge_ranges_are_found_at_once() -> None:
-    dims = {name: DynamicDim(name, 0, 10_000_000) for name in ("a", "b")}
+    graph = with_dims(*(DynamicDim(name, 0, 10_000_000) for name in ("a", "b")))
     start = time.process_time()
-    sizes = distinct_sizes(dims)
+    sizes = distinct_sizes(graph)
     assert time.process_time() - start < 0.1
     assert sizes["a"] != sizes["b"]
+
+
+PAST, NEW = DynamicDim("past", 0, 30), DynamicDim("new", 1, 5)
+MASK = DynamicDim("mask", 1, 35)
+
+
+def test_corners_keep_to_the_conditions_of_the_graph() -> None:
+    graph = with_dims(PAST, NEW, MASK, conditions=("mask == past + new", "past % 3 == 0"))
+    corners = corner_sizes(graph)
+    assert len(corners) > 4
+    for sizes in corners.values():
+        assert sizes["mask"] == sizes["past"] + sizes["new"]
+        assert sizes["past"] % 3 == 0
+
+
+def test_sizes_that_follow_but_leave_their_range_are_no_corners() -> None:
+    graph = with_dims(PAST, NEW, DynamicDim("mask", 1, 8), conditions=("mask == past + new",))
+    assert {sizes["mask"] for sizes in corner_sizes(graph).values()} <= set(range(1, 9))
+    assert graph.completed_sizes({"past": 9, "new": 1, "mask": 1}) is None
+
+
+def broken(graph: GraphSpec, text: str, *others: str) -> tuple[list[dict[str, int]], bool]:
+    return breaking_sizes(graph, SizeCondition(text), [*map(SizeCondition, others)], 8)
+
+
+def test_breaking_sizes_are_inside_the_ranges_and_break_the_condition_alone() -> None:
+    graph = with_dims(PAST, NEW, MASK)
+    sizes, whole = broken(graph, "past % 4 == 0", "new > 2", "mask < 20")
+    assert whole
+    assert len(sizes) == 8
+    for one in sizes:
+        assert one["past"] % 4
+        assert one["past"] in range(31)
+        assert one["new"] > 2
+        assert one["mask"] < 20
+    assert len({one["past"] % 4 for one in sizes}) == 3
+
+
+def test_condition_that_follows_from_others_is_never_broken_alone() -> None:
+    graph = with_dims(PAST, NEW)
+    assert broken(graph, "past % 2 == 0", "past % 4 == 0") == ([], True)
+    assert broken(graph, "past >= 0") == ([], True)
+
+
+def test_rare_sizes_in_long_ranges_are_found_by_the_numbers_of_the_condition() -> None:
+    graph = with_dims(DynamicDim("length", 1, 10_000_000))
+    assert broken(graph, "length != 777_777") == ([{"length": 777_777}], False)
+    assert broken(graph, "length > 0") == ([], False)
+
+
+def test_dims_that_follow_need_not_be_tried() -> None:
+    graph = with_dims(PAST, NEW, MASK, conditions=("mask == past + new",))
+    assert broken(graph, "new + past == mask") == ([], True)
+    sizes, _ = broken(graph, "mask != 17")
+    assert {one["mask"] for one in sizes} == {17}
 
 
 def test_strided_copies_are_equal_and_not_contiguous() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from samples import batches, mlp, recorded
 from torch import Tensor, nn
 
-from aitune_core import BatchDim, CheckResult, GraphSpec, RecordingError, ValidationError
+from aitune_core import (
+    BatchDim,
+    CheckResult,
+    GraphSpec,
+    RecordingError,
+    SizeCondition,
+    ValidationError,
+)
 from aitune_core._comparison import tolerance
 from aitune_core._validation import EngineCheck
 from aitune_core.backend import ArtifactWriter, Attempt, BuildRequest, Engine
@@ -67,6 +74,7 @@ def engine_for(graph: Any, fault: Fault, tmp: Any = None) -> FakeEngine:
         work_dir=tmp,
         inputs_at=lambda _: graph.samples[0],
         check=lambda _: None,
+        needed_conditions=lambda _, conditions: tuple(conditions),
         record_attempt=attempts.append,
     )
     return FakeEngine(request, FakeBackend.name, fault)
@@ -311,6 +319,74 @@ def test_engine_that_follows_a_wrong_assumption_at_other_sizes_is_caught() -> No
     with pytest.raises(ValidationError) as caught:
         check(Doubling(graph.spec, []))
     assert caught.value.case == "minimum sizes (batch=1)"
+
+
+class Tripling(ConstantEngine):
+    """Right for eager's even sizes and for all below 100."""
+
+    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [inputs[0] * 3]
+
+
+def needed(function: Callable[[Tensor], Tensor], *texts: str) -> list[str]:
+    (graph,) = recorded(function, (torch.ones(2, 3),), dynamic_shapes={"x": {0: BatchDim(1, 1000)}})
+    check = EngineCheck(graph.spec, graph.samples, graph.reference, "net")
+    conditions = [SizeCondition(text) for text in texts]
+    return [one.text for one in check.needed(Tripling(graph.spec, []), conditions)]
+
+
+def test_condition_without_which_the_engine_is_wrong_is_needed() -> None:
+    def parity(x: Tensor) -> Tensor:
+        return x * 3 if x.shape[0] % 2 == 0 or x.shape[0] < 100 else x * 2
+
+    assert needed(parity, "batch % 2 == 0 or batch < 100") == ["batch % 2 == 0 or batch < 100"]
+    assert needed(parity, "batch % 4 == 0", "batch % 2 == 0") == ["batch % 2 == 0"]
+    assert needed(parity, "batch < 100", "batch < 90 + 2 * 5") == ["batch < 100"]
+    assert needed(lambda x: x * 3, "batch % 2 == 0", "batch != 77", "batch < 90") == []
+
+
+def test_condition_whose_breaking_sizes_eager_refuses_is_needed() -> None:
+    def even(x: Tensor) -> Tensor:
+        return x.view(len(x) // 2, 2, 3).flatten(0, 1) * 3
+
+    assert needed(even, "batch % 2 == 0") == ["batch % 2 == 0"]
+
+
+def test_engine_that_serves_a_declared_range_in_part_is_refused() -> None:
+    (graph,) = recorded(
+        lambda x: x * 3, (torch.ones(2, 3),), dynamic_shapes={"x": {0: BatchDim(1, 9)}}
+    )
+    check = EngineCheck(graph.spec, graph.samples, graph.reference, "net", graph.declared)
+    for text in ("batch <= 8", "batch > 1"):
+        engine = Tripling(graph.spec, [])
+        engine.limit_sizes([SizeCondition(text)])
+        with pytest.raises(ValidationError, match=rf"batch\[1..9\] .* sizes with {text}") as caught:
+            check(engine)
+        assert (caught.value.kind, caught.value.expected) == ("sizes", "batch[1..9]")
+    engine = Tripling(graph.spec, [])
+    engine.limit_sizes([SizeCondition("batch % 2 == 1 or batch == 2")])
+    assert check(engine).skipped
+
+
+def test_engine_with_limits_is_checked_inside_of_them_alone() -> None:
+    def parity(x: Tensor) -> Tensor:
+        return x * 3 if x.shape[0] % 2 == 0 else x * 2
+
+    def check(rows: int) -> CheckResult:
+        (graph,) = recorded(
+            parity, (torch.ones(rows, 3),), dynamic_shapes={"x": {0: BatchDim(1, 4)}}
+        )
+        engine = Tripling(graph.spec, [])
+        engine.limit_sizes([SizeCondition("batch % 2 == 0")])
+        return EngineCheck(graph.spec, graph.samples, graph.reference, "net")(engine)
+
+    result = check(2)
+    assert result.cases == 1 + 1 + 2
+    assert len(result.skipped) == 2
+    assert all("the engine takes sizes with batch % 2 == 0" in text for text in result.skipped)
+    with pytest.raises(ValidationError, match=r"recorded call 0: .* batch % 2 == 0") as caught:
+        check(3)
+    assert caught.value.kind == "execution"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from aitune_core.backend import (
     BuildRequest,
     Engine,
 )
+from aitune_core.conditions import SizeCondition
 from aitune_core.config import BackendConfig
 from aitune_core.errors import (
     AituneError,
@@ -89,6 +90,7 @@ __all__ = [
     "PluginLoadWarning",
     "PluginRegistry",
     "RecordingError",
+    "SizeCondition",
     "Strategy",
     "StrategyReference",
     "TensorSpec",

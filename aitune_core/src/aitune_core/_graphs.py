@@ -14,8 +14,9 @@ import torch
 from aitune_core._calls import CallForm
 from aitune_core._flat import FlatModule
 from aitune_core._recording import ModuleRecording, RecordedCall
+from aitune_core._relations import related_dims
 from aitune_core._scalars import scalar_kinds
-from aitune_core._synthesis import distinct_sizes, resize_inputs
+from aitune_core._synthesis import distinct_sizes, probe_sizes, resize_inputs
 from aitune_core._trees import hole_paths
 from aitune_core.errors import ConfigError, InputMismatchError
 from aitune_core.specs import BatchDim, DynamicDim, GraphSpec, TensorSpec
@@ -38,6 +39,7 @@ class RecordedGraph:
         samples: Flat inputs of each recorded call.
         module: The module.
         call_form: Its signature.
+        declared: Names of the dims whose ranges the user gave.
         by_value: Where numbers that change are inputs: the graphs with these numbers by value,
             for backends or modules that cannot take them as tensors.
     """
@@ -46,6 +48,7 @@ class RecordedGraph:
     samples: tuple[tuple[torch.Tensor, ...], ...]
     module: torch.nn.Module
     call_form: CallForm
+    declared: frozenset[str] = frozenset()
     by_value: tuple[RecordedGraph, ...] = ()
 
     @functools.cached_property
@@ -120,9 +123,17 @@ def _graph(
     )
     samples = tuple(call.inputs for call in calls)
     _check_samples(draft, samples)
+    draft = related_dims(
+        draft,
+        [draft.dim_sizes(sample) for sample in samples],
+        explicit.names,
+        lambda graph: all(
+            _probe(graph, calls, recording.module, form, sizes) for sizes in probe_sizes(graph)
+        ),
+    )
     outputs = _outputs(draft, calls, recording.module, form)
     spec = attrs.evolve(draft, outputs=outputs)
-    return RecordedGraph(spec, samples, recording.module, form)
+    return RecordedGraph(spec, samples, recording.module, form, explicit.names)
 
 
 def _check_samples(draft: GraphSpec, samples: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -142,10 +153,12 @@ def _outputs(
     """Specs of the outputs: an axis follows a dim where it had that dim's size in every call."""
     dim_sizes = [draft.dim_sizes(call.inputs) for call in calls]
     shapes = [call.output_shapes for call in calls]
-    probe = _probe(draft, calls, module, form)
-    if probe is not None:
-        dim_sizes.append(probe[0])
-        shapes.append(probe[1])
+    if draft.dims:
+        sizes = distinct_sizes(draft)
+        probed = _probe(draft, calls, module, form, sizes)
+        if probed is not None:
+            dim_sizes.append(sizes)
+            shapes.append(probed)
     vectors = {name: tuple(sizes[name] for sizes in dim_sizes) for name in draft.dims}
     paths = hole_paths(draft.result_structure, "out")
     results = tuple(
@@ -173,12 +186,13 @@ def _outputs(
 
 
 def _probe(
-    draft: GraphSpec, calls: Sequence[RecordedCall], module: torch.nn.Module, form: CallForm
-) -> tuple[dict[str, int], tuple[_Sizes, ...]] | None:
-    """Output shapes at sizes that differ from one another, which recorded ones may not do."""
-    if not draft.dims:
-        return None
-    sizes = distinct_sizes(draft.dims)
+    draft: GraphSpec,
+    calls: Sequence[RecordedCall],
+    module: torch.nn.Module,
+    form: CallForm,
+    sizes: Mapping[str, int],
+) -> tuple[_Sizes, ...] | None:
+    """Output shapes at sizes nobody recorded; None where the module does not take them."""
     inputs = resize_inputs(draft, [call.inputs for call in calls], sizes)
     try:
         with torch.no_grad():
@@ -187,9 +201,7 @@ def _probe(
         return None
     shapes = tuple(tuple(output.shape) for output in outputs[: len(calls[0].output_shapes)])
     ranks = [len(shape) for shape in shapes]
-    if ranks != [len(shape) for shape in calls[0].output_shapes]:
-        return None
-    return sizes, shapes
+    return shapes if ranks == [len(shape) for shape in calls[0].output_shapes] else None
 
 
 def _output_axis(
@@ -213,6 +225,16 @@ class _Explicit:
         self._by_path = {path: _axes(path, axes) for path, axes in shapes.items()}
         self._used: set[str] = set()
         self._paths: set[str] = set()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the dims."""
+        return frozenset(
+            dim.name
+            for axes in self._by_path.values()
+            for dim in axes.values()
+            if isinstance(dim, DynamicDim)
+        )
 
     def dim(self, path: str, axis: int, rank: int) -> DynamicDim | int | None:
         self._paths.add(path)

@@ -77,6 +77,7 @@ class GraphReport:
         name: Name of the graph.
         inputs: Its tensors, with dtype, shape and dims in words.
         dims: Its dims with their ranges, in words.
+        conditions: What sizes must meet besides, for the winner to take the call.
         samples: Number of recorded calls.
         candidates: What became of each candidate that was tried.
         winner: Name of the backend that serves it; None keeps eager.
@@ -87,6 +88,7 @@ class GraphReport:
     inputs: tuple[str, ...]
     dims: tuple[str, ...]
     samples: int
+    conditions: tuple[str, ...] = ()
     candidates: tuple[CandidateReport, ...] = ()
     winner: str | None = None
     reason: str = ""
@@ -155,6 +157,7 @@ def _graph_lines(graph: GraphReport) -> list[str]:
     dims = f", dims {', '.join(graph.dims)}" if graph.dims else ""
     lines = [f"  {graph.name}: {graph.samples} calls{dims}"]
     lines.extend(f"    {tensor}" for tensor in graph.inputs)
+    lines.extend(f"    sizes with {condition}" for condition in graph.conditions)
     for candidate in graph.candidates:
         lines.extend(_candidate_lines(candidate))
     if graph.reason:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aitune_core._tree_json import structure_from_json, structure_to_json
+from aitune_core.conditions import SizeCondition
 from aitune_core.specs import BatchDim, DynamicDim, GraphSpec, TensorSpec, dtype_name
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def graph_to_json(graph: GraphSpec) -> dict[str, Any]:
         "call_structure": [structure_to_json(child, "call") for child in graph.call_structure],
         "result_structure": structure_to_json(graph.result_structure, "out"),
         "mutated_inputs": list(graph.mutated_inputs),
+        "conditions": [condition.text for condition in graph.conditions],
     }
 
 
@@ -103,4 +105,5 @@ def graph_from_json(data: Mapping[str, Any]) -> GraphSpec:
         call_structure=tuple(structure_from_json(child) for child in data["call_structure"]),
         result_structure=structure_from_json(data["result_structure"]),
         mutated_inputs=tuple(int(index) for index in data["mutated_inputs"]),
+        conditions=tuple(SizeCondition(text) for text in data["conditions"]),
     )

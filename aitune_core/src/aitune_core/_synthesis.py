@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from aitune_core.conditions import SizeCondition
 from aitune_core.specs import DynamicDim, GraphSpec
 
-__all__ = ["corner_sizes", "distinct_sizes", "resize_inputs", "strided_copies"]
+__all__ = [
+    "breaking_sizes",
+    "corner_sizes",
+    "distinct_sizes",
+    "probe_sizes",
+    "resize_inputs",
+    "strided_copies",
+]
 
 #: Ranges up to this width are checked at every size.
 _SMALL_RANGE: Final = 16
+#: How many combinations of sizes are looked at for one that breaks a condition.
+_MAX_COMBINATIONS: Final = 4096
 
 
 def resize_inputs(
@@ -56,13 +68,17 @@ def _smallest_axis(graph: GraphSpec, sample: Sequence[Tensor]) -> int:
     return min(graph.dim_sizes(sample).values(), default=1)
 
 
-def corner_sizes(dims: Mapping[str, DynamicDim]) -> dict[str, dict[str, int]]:
-    """Return named sizes: all dims at an end, each one alone at its minimum, all inside."""
+def corner_sizes(graph: GraphSpec) -> dict[str, dict[str, int]]:
+    """Return named sizes that the graph takes: ends of the ranges, their neighbours, the inside.
+
+    Ranges of few sizes are gone through whole.
+    """
+    dims = graph.dims
     if not dims:
         return {}
     lowest = {name: dim.min for name, dim in dims.items()}
     highest = {name: dim.max for name, dim in dims.items()}
-    inside = distinct_sizes(dims)
+    inside = distinct_sizes(graph)
     # Code may treat even and odd sizes apart, or sizes that a stride divides.
     next_to = {name: min(size + 1, dims[name].max) for name, size in inside.items()}
     after_first = {name: min(size + 1, dims[name].max) for name, size in lowest.items()}
@@ -83,16 +99,22 @@ def corner_sizes(dims: Mapping[str, DynamicDim]) -> dict[str, dict[str, int]]:
             cases.update(
                 {f"{name} {size}": {**inside, name: size} for size in range(dim.min, dim.max + 1)}
             )
-    different: dict[tuple[int, ...], str] = {}
+    different: dict[tuple[int, ...], tuple[str, dict[str, int]]] = {}
     for label, sizes in cases.items():
-        different.setdefault(tuple(sizes.values()), label)
-    return {label: cases[label] for label in different.values()}
+        complete = graph.completed_sizes(sizes)
+        if complete is not None:
+            different.setdefault(tuple(complete.values()), (label, complete))
+    return dict(different.values())
 
 
-def distinct_sizes(dims: Mapping[str, DynamicDim]) -> dict[str, int]:
-    """Return a size inside each dim's range, different from one another where the ranges allow."""
+def distinct_sizes(graph: GraphSpec) -> dict[str, int]:
+    """Return a size inside each dim's range, different from one another where the ranges allow.
+
+    Dims that a condition defines have the size that follows, where it is within their range.
+    """
+    dims = graph.dims
     taken: set[int] = set()
-    sizes = {}
+    sizes: dict[str, int] = {}
     for name, dim in dims.items():
         middle = (dim.min + dim.max + 1) // 2
         nearby = (middle + sign * step for step in range(len(dims) + 1) for sign in (1, -1))
@@ -100,7 +122,69 @@ def distinct_sizes(dims: Mapping[str, DynamicDim]) -> dict[str, int]:
             (size for size in nearby if dim.min <= size <= dim.max and size not in taken), middle
         )
         taken.add(sizes[name])
-    return sizes
+    return graph.completed_sizes(sizes) or sizes
+
+
+def probe_sizes(graph: GraphSpec) -> list[dict[str, int]]:
+    """Return sizes that tell whether a module takes the dims as free of one another."""
+    inside = distinct_sizes(graph)
+    apart = {
+        name: min(inside[name] + step, dim.max)
+        for step, (name, dim) in enumerate(graph.dims.items())
+    }
+    return [inside, graph.completed_sizes(apart) or inside]
+
+
+def breaking_sizes(
+    graph: GraphSpec, condition: SizeCondition, others: Sequence[SizeCondition], count: int
+) -> tuple[list[dict[str, int]], bool]:
+    """Return sizes that the graph takes and that break one condition alone.
+
+    Args:
+        graph: The graph.
+        condition: The condition to break.
+        others: Conditions that the sizes meet.
+        count: How many sizes at most; at least 2.
+
+    Returns:
+        The sizes, and whether all sizes of the condition's dims were looked at.
+    """
+    free = set(condition.dims)
+    for one in reversed(graph.conditions):
+        if one.defined in free:
+            free = (free | one.dims) - {one.defined}
+    names = sorted(free)
+    inside = distinct_sizes(graph)
+    share = max(int(_MAX_COMBINATIONS ** (1 / max(len(names), 1))), 2)
+    values = [_trial_sizes(graph.dims[name], condition.numbers, share) for name in names]
+    whole = all(
+        len(tried) > graph.dims[name].max - graph.dims[name].min
+        for name, tried in zip(names, values, strict=True)
+    )
+    found: list[dict[str, int]] = []
+    for combination in itertools.product(*values):
+        sizes = graph.completed_sizes({**inside, **dict(zip(names, combination, strict=True))})
+        if sizes is None or condition.holds(sizes):
+            continue
+        if all(other.holds(sizes) for other in others):
+            found.append(sizes)
+    if len(found) > count:
+        # Not evenly spread: that could mean the same remainder each time.
+        inner = Random(0).sample(found[1:-1], count - 2)  # noqa: S311 - the same sizes each time
+        found = [found[0], *inner, found[-1]]
+    return found, whole
+
+
+def _trial_sizes(dim: DynamicDim, numbers: Sequence[int], count: int) -> list[int]:
+    """Return all sizes of a short range, or its ends, those around numbers, and random ones."""
+    if dim.max - dim.min < count:
+        return list(range(dim.min, dim.max + 1))
+    near = {number + step for number in numbers for step in (-1, 0, 1)}
+    sizes = {size for size in near if dim.min <= size <= dim.max}
+    sizes |= {dim.min, dim.min + 1, dim.max - 1, dim.max}
+    random = Random(0)  # noqa: S311 - the same sizes each time
+    sizes |= {random.randint(dim.min, dim.max) for _ in range(max(count - len(sizes), 0))}
+    return sorted(sizes)
 
 
 def strided_copies(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

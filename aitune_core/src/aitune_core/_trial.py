@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from aitune_core._synthesis import resize_inputs
 from aitune_core._validation import EngineCheck
 from aitune_core.backend import Attempt, Backend, BuildRequest, Engine
 from aitune_core.errors import BuildError
+from aitune_core.specs import GraphSpec
 from aitune_core.strategy import CheckResult, Measurement, Outcome, Trial
 
 __all__ = ["GraphTrial"]
@@ -62,7 +64,9 @@ class GraphTrial(Trial):
         self._device = device
         self._started = started
         self._finished = finished
-        self._check = EngineCheck(recorded.spec, recorded.samples, recorded.reference, module_name)
+        self._check = EngineCheck(
+            recorded.spec, recorded.samples, recorded.reference, module_name, recorded.declared
+        )
 
     def prepare(self) -> None:
         """Compute the eager reference. Raises `RecordingError` where eager is not repeatable."""
@@ -126,11 +130,12 @@ class GraphTrial(Trial):
             work_dir=work_dir,
             inputs_at=functools.partial(resize_inputs, self.graph, self._recorded.samples),
             check=check,
+            needed_conditions=self._check.needed,
             record_attempt=attempts.append,
         )
 
     def _check_engine(self, backend: Backend, engine: object) -> None:
-        if not isinstance(engine, Engine) or engine.graph != self.graph:
+        if not isinstance(engine, Engine) or not _built_for(self.graph, engine.graph):
             msg = (
                 f"backend {backend.name!r} built {engine!r} instead of an Engine for "
                 f"{self.graph.name!r}"
@@ -153,6 +158,12 @@ class GraphTrial(Trial):
                 self._device,
             )
         return tuned, eager
+
+
+def _built_for(wanted: GraphSpec, graph: GraphSpec) -> bool:
+    """Whether an engine's graph is the wanted one, apart from limits on sizes that it added."""
+    added = graph.conditions[len(wanted.conditions) :]
+    return attrs.evolve(wanted, conditions=(*wanted.conditions, *added)) == graph
 
 
 def _close(engine: Engine) -> None:

@@ -30,7 +30,8 @@ from aitune_core._scalars import scalar_kinds
 from aitune_core._trial import GraphTrial
 from aitune_core.backend import Backend, Engine
 from aitune_core.errors import AituneError, ConfigError, RecordingError, TuningError
-from aitune_core.strategy import Decision, Strategy
+from aitune_core.specs import GraphSpec
+from aitune_core.strategy import Decision, Outcome, Strategy
 
 __all__ = ["tune"]
 
@@ -383,6 +384,11 @@ def _install(plans: Sequence[_Plan]) -> None:
             state.release()
 
 
+def _served(winner: Outcome | None) -> GraphSpec | None:
+    """The graph as its engine serves it, which may take fewer sizes."""
+    return None if winner is None or winner.engine is None else winner.engine.graph
+
+
 def _module_report(plan: _Plan) -> ModuleReport:
     graphs = []
     for position, recorded in enumerate(plan.graphs or plan.recorded):
@@ -394,6 +400,7 @@ def _module_report(plan: _Plan) -> ModuleReport:
                 inputs=tuple(str(spec) for spec in recorded.spec.inputs),
                 dims=tuple(str(dim) for dim in recorded.spec.dims.values()),
                 samples=len(recorded.samples),
+                conditions=tuple(map(str, (_served(winner) or recorded.spec).conditions)),
                 candidates=tuple(
                     CandidateReport.of(outcome) for outcome in plan.trials[position].outcomes
                 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import attrs
 import torch
@@ -11,14 +12,18 @@ from torch import Tensor
 from aitune_core._comparison import TF32_TOLERANCE, Difference, compare
 from aitune_core._flat import FlatModule
 from aitune_core._precision import full_float32, reduced_matmul
-from aitune_core._synthesis import corner_sizes, resize_inputs, strided_copies
+from aitune_core._synthesis import breaking_sizes, corner_sizes, resize_inputs, strided_copies
 from aitune_core._tensors import same_bits
 from aitune_core.backend import Engine
+from aitune_core.conditions import SizeCondition
 from aitune_core.errors import RecordingError, ValidationError
 from aitune_core.specs import GraphSpec
 from aitune_core.strategy import CheckResult
 
 __all__ = ["EngineCheck"]
+
+#: At how many sizes that break a condition an engine must agree with eager to go without it.
+_BREAKING_SIZES: Final = 8
 
 
 @attrs.frozen
@@ -26,6 +31,7 @@ class _Case:
     label: str
     inputs: tuple[Tensor, ...]
     reference: tuple[Tensor, ...]
+    sizes: Mapping[str, int] | None = None
     strided: bool = False
 
     def fresh_inputs(self) -> tuple[Tensor, ...]:
@@ -46,6 +52,7 @@ class EngineCheck:
         samples: Recorded flat inputs.
         flat_module: The eager module on flat tensors.
         module_name: Name used in errors.
+        declared: Names of the dims whose ranges the user gave; engines must take their ends.
     """
 
     def __init__(
@@ -54,11 +61,13 @@ class EngineCheck:
         samples: Sequence[tuple[Tensor, ...]],
         flat_module: FlatModule,
         module_name: str,
+        declared: frozenset[str] = frozenset(),
     ) -> None:
         self._graph = graph
         self._samples = samples
         self._flat_module = flat_module
         self._module_name = module_name
+        self._declared = declared
         self._skipped: list[str] = []
         self._cases: tuple[_Case, ...] | None = None
 
@@ -95,15 +104,15 @@ class EngineCheck:
             yield _Case(f"recorded call {position}", inputs, self._eager(inputs))
         first = self._samples[0]
         yield _Case("strided inputs", first, self._eager(first), strided=True)
-        for label, sizes in corner_sizes(self._graph.dims).items():
-            described = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        for label, sizes in corner_sizes(self._graph).items():
+            described = _described(sizes)
             inputs = resize_inputs(self._graph, self._samples, sizes)
             try:
                 reference = self._eager(inputs)
             except Exception as error:  # noqa: BLE001 - the module may refuse sizes it was never given
                 self._skipped.append(f"{label} sizes ({described}): eager raised {error!r:.200}")
                 continue
-            yield _Case(f"{label} sizes ({described})", inputs, reference)
+            yield _Case(f"{label} sizes ({described})", inputs, reference, sizes)
 
     def __call__(self, engine: Engine) -> CheckResult:
         """Compare an engine with eager on every case.
@@ -115,20 +124,70 @@ class EngineCheck:
         """
         self.prepare()
         assert self._cases is not None  # noqa: S101 - set by prepare
+        self._check_declared(engine.graph)
         worst = Difference(0.0, 0.0, self._graph.outputs[0].path if self._graph.outputs else "")
+        outside: list[str] = []
         for case in self._cases:
+            broken = case.sizes and engine.graph.broken_condition(case.sizes)
+            if broken:
+                outside.append(f"{case.label}: the engine takes sizes with {broken}")
+                continue
             for difference in self._differences(engine, case):
                 if difference.share >= worst.share:
                     worst = attrs.evolve(
                         difference, absolute=max(worst.absolute, difference.absolute)
                     )
         return CheckResult(
-            cases=len(self._cases),
+            cases=len(self._cases) - len(outside),
             worst_difference=worst.absolute,
             worst_output=worst.output,
             tolerance_share=worst.share,
-            skipped=tuple(self._skipped),
+            skipped=(*self._skipped, *outside),
         )
+
+    def _check_declared(self, graph: GraphSpec) -> None:
+        """Refuse limits that cut off an end of a range that the user asked for."""
+        for name in sorted(self._declared & set(graph.dims)):
+            dim = graph.dims[name]
+            for condition in graph.conditions:
+                if condition.dims == {name} and not all(
+                    condition.holds({name: end}) for end in (dim.min, dim.max)
+                ):
+                    msg = (
+                        f"the declared {dim} is not served whole: the engine takes sizes with "
+                        f"{condition}; declare a range whose ends the module takes on one path"
+                    )
+                    raise ValidationError(
+                        msg, kind="sizes", expected=str(dim), got=condition.text, case="ranges"
+                    )
+
+    def needed(
+        self, engine: Engine, conditions: Sequence[SizeCondition]
+    ) -> tuple[SizeCondition, ...]:
+        """Return those conditions without which an engine differs from eager.
+
+        A condition that follows from the others is left out, and so is one at whose breaking
+        sizes the engine agrees with eager: only the way of building asked for it.
+        """
+        needed = list(dict.fromkeys(conditions))
+        # The longest first: what is left is what reads best.
+        for one in sorted(needed, key=lambda condition: len(condition.text), reverse=True):
+            if self._agrees_without(one, engine, [other for other in needed if other != one]):
+                needed.remove(one)
+        return tuple(needed)
+
+    def _agrees_without(
+        self, condition: SizeCondition, engine: Engine, others: Sequence[SizeCondition]
+    ) -> bool:
+        broken, whole = breaking_sizes(self._graph, condition, others, _BREAKING_SIZES)
+        for sizes in broken:
+            inputs = resize_inputs(self._graph, self._samples, sizes)
+            try:
+                case = _Case(f"sizes ({_described(sizes)})", inputs, self._eager(inputs), sizes)
+                list(self._differences(engine, case))
+            except Exception:  # noqa: BLE001 - of the user's module, or a difference
+                return False
+        return bool(broken) or whole
 
     def _differences(self, engine: Engine, case: _Case) -> Iterator[Difference]:
         inputs = case.fresh_inputs()
@@ -172,6 +231,10 @@ class EngineCheck:
             compare(spec, expected, got, case.label, share=_share(expected))
             for spec, expected, got in zip(self._graph.outputs, reference, outputs, strict=True)
         ]
+
+
+def _described(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _share(expected: Tensor) -> float | None:

@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from aitune_core.conditions import SizeCondition
 from aitune_core.config import BackendConfig
 from aitune_core.errors import CheckpointError, ConfigError, EngineClosedError
 from aitune_core.specs import GraphSpec
@@ -57,6 +58,8 @@ class BuildRequest:
         inputs_at: Makes inputs of given dim sizes out of recorded ones.
         check: Compares an engine with eager and raises `ValidationError` where they differ; for
             backends that have several ways to build. The core checks the result again.
+        needed_conditions: Returns those of some conditions on sizes, under which an engine was
+            built, without which it differs from eager; pass them to `Engine.limit_sizes`.
         record_attempt: Notes a way of building for the report.
     """
 
@@ -67,6 +70,7 @@ class BuildRequest:
     work_dir: Path
     inputs_at: Callable[[Mapping[str, int]], tuple[Tensor, ...]]
     check: Callable[[Engine], object]
+    needed_conditions: Callable[[Engine, Sequence[SizeCondition]], tuple[SizeCondition, ...]]
     record_attempt: Callable[[Attempt], None]
 
 
@@ -166,6 +170,16 @@ class Engine(ABC):
         """
         self.graph.check_inputs(inputs)
         return self.run(inputs)
+
+    def limit_sizes(self, conditions: Sequence[SizeCondition]) -> None:
+        """Take only sizes that meet conditions; for `Backend.build`, before the engine is used.
+
+        Calls with other sizes miss this engine's graph.
+
+        Raises:
+            ConfigError: A condition names a dim that no input has.
+        """
+        self.graph = attrs.evolve(self.graph, conditions=(*self.graph.conditions, *conditions))
 
     @abstractmethod
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:

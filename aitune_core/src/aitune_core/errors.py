@@ -199,7 +199,8 @@ class ValidationError(AituneError):
     Attributes:
         output: Path of the worst output, such as ``"out['logits']"``.
         kind: What differs: ``"values"``, ``"dtype"``, ``"shape"``, ``"device"``, ``"count"``,
-            ``"nonfinite"``, ``"input"`` (the engine wrote into one), ``"grad"`` or ``"execution"``.
+            ``"nonfinite"``, ``"input"`` (the engine wrote into one), ``"grad"``, ``"execution"``
+            or ``"sizes"`` (the engine does not take a declared range).
         index: Place of the worst element, where values differ.
         worst_difference: Largest absolute difference, where values differ.
         expected: Eager's value, dtype, shape or count.

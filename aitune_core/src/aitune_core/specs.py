@@ -11,6 +11,7 @@ from attrs import field, validators
 from torch import Tensor
 
 from aitune_core._trees import Structure
+from aitune_core.conditions import SizeCondition
 from aitune_core.errors import ConfigError, InputMismatchError
 
 __all__ = ["BatchDim", "DynamicDim", "GraphSpec", "TensorSpec", "dtype_name"]
@@ -146,6 +147,10 @@ class GraphSpec:
         call_structure: Structure of the call, one child per parameter of ``forward``.
         result_structure: Structure of the result.
         mutated_inputs: Indices of the inputs that the module changes in place.
+        conditions: What the sizes of the dims must meet besides their ranges.
+
+    Raises:
+        ConfigError: A condition names a dim that no input has.
     """
 
     name: str
@@ -154,6 +159,18 @@ class GraphSpec:
     call_structure: tuple[Structure, ...]
     result_structure: Structure
     mutated_inputs: tuple[int, ...] = ()
+    conditions: tuple[SizeCondition, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        known = self.dims if self.conditions else {}
+        for condition in self.conditions:
+            unknown = sorted(condition.dims - set(known))
+            if unknown:
+                msg = (
+                    f"condition '{condition}' of graph {self.name!r} names {unknown[0]!r}, its "
+                    f"dims are {sorted(known)}"
+                )
+                raise ConfigError(msg, field="conditions", value=condition, allowed=sorted(known))
 
     @property
     def dims(self) -> dict[str, DynamicDim]:
@@ -173,6 +190,29 @@ class GraphSpec:
             for axis, dim in spec.dynamic_axes.items()
         }
 
+    def completed_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
+        """Return sizes with those of dims that a condition defines by others set to what it says.
+
+        Args:
+            sizes: A size for each dim.
+
+        Returns:
+            None where the sizes leave the range of a dim or do not meet a condition.
+        """
+        complete = dict(sizes)
+        try:
+            for condition in self.conditions:
+                if condition.defined is not None:
+                    complete[condition.defined] = condition.defined_size(complete)
+        except ValueError:
+            return None
+        inside = all(dim.min <= complete[name] <= dim.max for name, dim in self.dims.items())
+        return complete if inside and self.broken_condition(complete) is None else None
+
+    def broken_condition(self, sizes: Mapping[str, int]) -> SizeCondition | None:
+        """Return the first condition that the sizes of all dims do not meet."""
+        return next((one for one in self.conditions if not one.holds(sizes)), None)
+
     def check_inputs(self, inputs: Sequence[Tensor]) -> None:
         """Check that flat inputs fit this graph.
 
@@ -180,7 +220,8 @@ class GraphSpec:
             inputs: One tensor per entry of ``inputs``, in order.
 
         Raises:
-            InputMismatchError: The count, a dtype, rank, size or device kind does not fit.
+            InputMismatchError: The count, a dtype, rank, size or device kind does not fit, or
+                the sizes do not meet a condition.
         """
         if len(inputs) != len(self.inputs):
             msg = f"graph {self.name!r} takes {len(self.inputs)} tensors, got {len(inputs)}"
@@ -190,6 +231,26 @@ class GraphSpec:
             _check_tensor(spec, tensor)
             for axis, expected in enumerate(spec.shape):
                 _check_size(spec, axis, expected, tensor.shape[axis], sizes)
+        if self.conditions:
+            self._check_conditions({name: size for name, (size, _) in sizes.items()}, sizes)
+
+    def _check_conditions(
+        self, sizes: Mapping[str, int], seen: Mapping[str, tuple[int, str]]
+    ) -> None:
+        broken = self.broken_condition(sizes)
+        if broken is None:
+            return
+        dims = sorted(broken.dims)
+        got = ", ".join(f"{name} is {sizes[name]} ({seen[name][1]})" for name in dims)
+        msg = f"the tuned graph takes sizes with {broken}; here {got}"
+        path = next(spec.path for spec in self.inputs if dims[0] in _dim_names(spec))
+        raise InputMismatchError(
+            msg, path=path, expected=broken.text, got={name: sizes[name] for name in dims}
+        )
+
+
+def _dim_names(spec: TensorSpec) -> set[str]:
+    return {dim.name for dim in spec.dynamic_axes.values()}
 
 
 def _check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
