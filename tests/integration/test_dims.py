@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,7 +167,9 @@ def test_branch_on_a_size_is_refused_where_both_sides_were_recorded(tune: Tune) 
     (error,) = caught.value.exceptions
     assert isinstance(error, ait.BuildError)
     assert isinstance(error.__cause__, ait.ValidationError)
-    assert (error.__cause__.kind, error.__cause__.output) == ("values", "out")
+    text = str(error)
+    assert re.search(r"Dim.DYNAMIC: .*recorded call \d: .*takes sizes with x_1 (>= 9|<= 8)", text)
+    assert re.search("with the tracer: output 'out' differs from eager", text)
 
 
 @pytest.mark.parametrize("lengths", [(3, 8), pytest.param((9, 14), marks=pytest.mark.slow)])
@@ -178,21 +182,93 @@ def test_one_side_of_a_branch_on_a_size_is_tuned(tune: Tune, lengths: tuple[int,
         assert (error.path, error.got) == ("x", length)
 
 
-@pytest.mark.parametrize("kind", ["odd", "seven"])
-def test_branch_on_a_size_that_no_recorded_call_takes_gives_no_wrong_result(
-    tune: Tune, kind: str
-) -> None:
-    class Rare(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            rare = x.shape[1] % 2 == 1 if kind == "odd" else x.shape[1] == 7
-            return x.sum(1) * 3 if rare else x.sum(1)
+class Rare(nn.Module):
+    """Does something else at sizes that are rarely seen."""
 
-    try:
-        tuned = tune(Rare(), [torch.randn(2, 4), torch.randn(3, 8), torch.randn(3, 12)])
-    except ait.TuningError:
-        return
-    x = torch.randn(2, 7)
-    assert torch.allclose(tuned.model(x), tuned.expected(x))
+    def __init__(self, rare: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.rare = rare
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(1) * 3 if self.rare(x.shape[1]) else x.sum(1)
+
+
+@pytest.mark.parametrize(
+    ("rare", "length", "condition"),
+    [
+        (lambda n: n % 2 == 1, 77, "x_1 % 2 != 1"),
+        (lambda n: n == 77, 77, "x_1 != 77"),
+        (lambda n: n // 3 % 5 == 4, 44, "x_1 // 3 % 5 != 4"),
+    ],
+    ids=["odd", "one", "nested"],
+)
+def test_branch_on_a_size_that_no_recorded_call_takes_is_a_miss(
+    tune: Tune, rare: Callable[[int], bool], length: int, condition: str
+) -> None:
+    shapes = {"x": {1: ait.DynamicDim("x_1", 2, 900)}}
+    calls = [torch.randn(2, 4), torch.randn(3, 300)]
+    tuned = tune(Rare(rare), calls, dynamic_shapes=shapes)
+    for same in (6, 100, 306):
+        tuned.same(torch.randn(2, same))
+    assert tuned.graphs[0].conditions == (condition,)
+    assert condition in str(tuned.report)
+    error = tuned.misses(torch.randn(2, length))
+    assert (error.path, error.expected, error.got) == ("x", condition, {"x_1": length})
+
+
+def test_branch_on_a_size_with_equal_sides_limits_nothing(tune: Tune) -> None:
+    class Alike(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.shape[0] % 2 == 0 or x.shape[0] > 100 else x + x
+
+    tuned = tune(Alike(), [torch.randn(4, 2)], dynamic_shapes={"x": {0: ait.BatchDim(1, 400)}})
+    assert tuned.graphs[0].conditions == ()
+    for rows in (3, 4, 77, 399):
+        tuned.same(torch.randn(rows, 2))
+
+
+def test_limits_on_sizes_are_stored_in_checkpoints(tune: Tune, tmp_path: Path) -> None:
+    tuned = tune(Rare(lambda n: n % 4 != 0), [torch.randn(2, 4), torch.randn(3, 64)])
+    ait.save(tuned.model, tmp_path / "model.ait")
+    loaded = ait.load(tmp_path / "model.ait", on_miss="error")
+    x = torch.randn(2, 16)
+    assert torch.allclose(loaded(x), tuned.expected(x))
+    with pytest.raises(ait.InputMismatchError, match="x_1 % 4 == 0"):
+        loaded(torch.randn(2, 18))
+
+
+class Cached(nn.Module):
+    """Attention over past and new rows, with a mask over both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(
+        self, x: Tensor, mask: Tensor, past: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        keys = torch.cat([past[0], self.key(x)], 1)
+        values = torch.cat([past[1], self.value(x)], 1)
+        scores = self.query(x) @ keys.transpose(1, 2) + mask[:, None]
+        return scores.softmax(-1) @ values, (keys, values)
+
+
+def _step(rows: int, new: int, past: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    mask = torch.zeros(rows, new + past).masked_fill(torch.rand(rows, new + past) < 0.2, -1e4)
+    return torch.randn(rows, new, 8), mask, (torch.randn(rows, past, 8), torch.randn(rows, past, 8))
+
+
+@pytest.mark.parametrize("new", [1, None], ids=["one token", "some tokens"])
+def test_mask_over_past_and_new_tokens_follows_their_lengths(tune: Tune, new: int | None) -> None:
+    sizes = ((1, 1, 4), (2, 3, 9), (3, 5, 30))
+    calls = [_step(rows, new or count, length) for rows, count, length in sizes]
+    tuned = tune(Cached(), calls)
+    for rows, count, length in ((2, 2, 17), (1, 4, 30), (3, 1, 5)):
+        _, (keys, _) = tuned.same(*_step(rows, new or count, length))
+        assert keys.shape == (rows, (new or count) + length, 8)
+    x, mask, past = _step(2, new or 3, 9)
+    error = tuned.misses(x, torch.cat([mask, mask[:, :1]], 1), past)
+    assert "mask_1 == " in str(error.expected)
 
 
 class Loop(nn.Module):
@@ -291,8 +367,11 @@ def test_explicit_dims_of_tensors_in_containers(tune: Tune) -> None:
 
 def test_explicit_dim_that_the_module_cannot_follow_is_refused(tune: Tune) -> None:
     shapes = {"x": {1: ait.DynamicDim("length", 2, 32)}}
-    with pytest.raises(ait.TuningError):
+    with pytest.raises(ait.TuningError) as caught:
         tune(Branch(), [torch.randn(2, 5)], dynamic_shapes=shapes)
+    (error,) = caught.value.exceptions
+    assert "the declared length[2..32] is not served whole" in str(error)
+    assert "the engine takes sizes with length <= 8" in str(error)
 
 
 def test_batch_sizes_make_calls_of_other_batches(tune: Tune) -> None:

@@ -20,6 +20,7 @@ from aitune_core.backend import (
     BuildRequest,
     Engine,
 )
+from aitune_core.conditions import SizeCondition
 from aitune_core.errors import ValidationError
 from aitune_core.specs import DynamicDim, GraphSpec, TensorSpec
 
@@ -143,6 +144,15 @@ def make_case(
                     msg = f"{which}: {error}"
                     raise ValidationError(msg, kind="values", case=which) from error
 
+    def needed_conditions(
+        engine: Engine, conditions: Sequence[SizeCondition]
+    ) -> tuple[SizeCondition, ...]:
+        try:
+            check(engine)
+        except ValidationError:
+            return tuple(conditions)
+        return ()
+
     attempts: list[Attempt] = []
     request = BuildRequest(
         module=flat,
@@ -152,6 +162,7 @@ def make_case(
         work_dir=work_dir,
         inputs_at=inputs_at,
         check=check,
+        needed_conditions=needed_conditions,
         record_attempt=attempts.append,
     )
     return Case(request, attempts)

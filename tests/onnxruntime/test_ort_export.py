@@ -159,7 +159,7 @@ def test_code_that_depends_on_a_length_is_refused_by_name(case: MakeCase) -> Non
     made = case(LoopOverLength(), torch.randn(2, 5, 4), axes=BOTH["axes"], out_axes=[{0: BATCH}])
     with pytest.raises(BuildError) as caught:
         made.build()
-    assert [step for step, _ in made.steps] == [DYNAMIC, AUTO, f"{AUTO}, opset 20", TRACER]
+    assert [step for step, _ in made.steps] == [DYNAMIC, AUTO, TRACER]
     assert not any(succeeded for _, succeeded in made.steps)
     assert "axis 1 of input 't[0]' (length[1..12])" in made.attempts[0].detail
     for attempt in made.attempts:
@@ -353,8 +353,8 @@ def test_failed_export_leaves_no_files(case: MakeCase) -> None:
 def test_export_can_be_called_on_its_own(case: MakeCase) -> None:
     made = case(nn.Linear(3, 3), torch.randn(2, 3))
     for plan in export_plans(ONNXRuntimeBackendConfig(), made.request.graph):
-        path = export(plan, made.request, made.request.samples[0])
-        facts = facts_of(read_model(path))
+        exported = export(plan, made.request, made.request.samples[0])
+        facts = facts_of(read_model(exported.path))
         assert [value.name for value in facts.inputs] == ["t0"]
         assert [value.name for value in facts.outputs] == ["o0"]
         assert facts.opset == plan.opset

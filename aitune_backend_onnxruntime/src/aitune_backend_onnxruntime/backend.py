@@ -35,6 +35,7 @@ from aitune_core.errors import (
     CheckpointError,
     CheckpointFormatError,
     ConfigError,
+    InputMismatchError,
     ValidationError,
 )
 
@@ -112,7 +113,8 @@ class ONNXRuntimeBackend(Backend):
                     plans.extendleft(filter(None, [older_plan(plan)]))
                 request.record_attempt(Attempt(plan.step, succeeded=False, detail=str(error)))
             else:
-                request.record_attempt(Attempt(plan.step, succeeded=True, detail=plan.note))
+                detail = "; ".join(filter(None, [plan.note, _limits(request.graph, engine.graph)]))
+                request.record_attempt(Attempt(plan.step, succeeded=True, detail=detail))
                 return engine
         raise _summary(failures, request.graph)
 
@@ -131,13 +133,17 @@ class ONNXRuntimeBackend(Backend):
             self.config.opset_version is None
             and plan.exporter == "dynamo"
             and not isinstance(error, OnnxExportError)
+            # Sizes that the export does not cover; another opset covers no more.
+            and not isinstance(error.__cause__, InputMismatchError)
+            and getattr(error, "kind", None) != "sizes"
             and all(isinstance(before, OnnxExportError) for _, before in failures[:-1])
         )
 
     def _attempt(
         self, plan: ExportPlan, request: BuildRequest, inputs: tuple[Tensor, ...]
     ) -> ONNXRuntimeEngine:
-        path = export(plan, request, inputs)
+        exported = export(plan, request, inputs)
+        path = exported.path
         facts = facts_of(read_model(path))
         check_model(facts, request.graph)
         provider = resolve_provider(self.config.execution_provider, request.device)
@@ -152,6 +158,7 @@ class ONNXRuntimeBackend(Backend):
             request.graph, request.device, model=model, provider=provider, cache_dir=cache_dir
         )
         try:
+            engine.limit_sizes(request.needed_conditions(engine, exported.conditions))
             request.check(engine)
         except BaseException:
             engine.close()
@@ -191,6 +198,11 @@ class ONNXRuntimeBackend(Backend):
             if wanted is not None and wanted.device_type == device.type:
                 return wanted
         return resolve_provider(None, device)
+
+
+def _limits(wanted: GraphSpec, graph: GraphSpec) -> str:
+    added = graph.conditions[len(wanted.conditions) :]
+    return f"for sizes with {' and '.join(map(str, added))}" if added else ""
 
 
 def _drop_locals(error: BaseException | None) -> None:

@@ -11,15 +11,19 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from unittest import mock
 
 import attrs
 import onnx
 import torch
+from torch.nn.modules import transformer
 
 from aitune_backend_onnxruntime.config import TRACER_OPSETS
 from aitune_backend_onnxruntime.errors import OnnxExportError
+from aitune_backend_onnxruntime.guards import export_conditions
 from aitune_backend_onnxruntime.model_file import read_model
 from aitune_backend_onnxruntime.quiet import quiet_export
+from aitune_backend_onnxruntime.rotary import broadcast_rotary_caches
 from aitune_backend_onnxruntime.samples import varying_axes
 from aitune_core.specs import DynamicDim
 
@@ -30,12 +34,14 @@ if TYPE_CHECKING:
 
     from aitune_backend_onnxruntime.config import ONNXRuntimeBackendConfig
     from aitune_core.backend import BuildRequest
+    from aitune_core.conditions import SizeCondition
     from aitune_core.specs import GraphSpec, TensorSpec
 
 __all__ = [
     "DEFAULT_OPSET",
     "MODEL_FILE",
     "WEIGHTS_FILE",
+    "Export",
     "ExportPlan",
     "depends_on_values",
     "export",
@@ -92,6 +98,19 @@ class ExportPlan:
     note: str = ""
 
 
+@attrs.frozen(kw_only=True)
+class Export:
+    """An exported module.
+
+    Attributes:
+        path: The model; weights of more than 1 KiB lie in one file next to it.
+        conditions: What the exporter took for granted about sizes.
+    """
+
+    path: Path
+    conditions: tuple[SizeCondition, ...] = ()
+
+
 def export_plans(config: ONNXRuntimeBackendConfig, graph: GraphSpec) -> tuple[ExportPlan, ...]:
     """Return the ways to export a graph, best first."""
     wanted = config.opset_version or DEFAULT_OPSET
@@ -133,7 +152,7 @@ def older_plan(plan: ExportPlan) -> ExportPlan | None:
     return attrs.evolve(plan, step=f"{plan.step}, opset {_OLDER_OPSET}", opset=_OLDER_OPSET)
 
 
-def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) -> Path:
+def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) -> Export:
     """Export the request's module.
 
     The files are written to a folder of their own and then moved into ``request.work_dir``, so
@@ -144,9 +163,6 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
         request: Module, graph and folder.
         inputs: Flat inputs to trace with; they are not written to.
 
-    Returns:
-        Path of the model; weights of more than 1 KiB lie in one file next to it.
-
     Raises:
         OnnxExportError: The exporter refused; its error is the cause.
     """
@@ -154,14 +170,15 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
     inputs = tuple(tensor.detach().clone() for tensor in inputs)
     modes = [(part, part.training) for part in request.module.modules()]
     folder = Path(tempfile.mkdtemp(prefix="export-", dir=request.work_dir))
+    conditions: tuple[SizeCondition, ...] = ()
     try:
         with _ONE_EXPORT, quiet_export(), torch.no_grad(), _plain_attention():
             if plan.exporter == "dynamo":
-                _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
+                conditions = _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
             else:
                 _export_with_tracer(plan, request, inputs, folder / MODEL_FILE)
-        _tidy(folder / MODEL_FILE)
-        return _move(folder, request.work_dir)
+        _finish(folder / MODEL_FILE)
+        return Export(path=_move(folder, request.work_dir), conditions=conditions)
     except Exception as error:  # exporters raise errors of every kind
         raise _export_error(plan, request.graph, error) from error
     finally:
@@ -174,21 +191,35 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Switch off the fused eager path of ``nn.TransformerEncoderLayer``, which has no ONNX form."""
+    """Make ``nn.Transformer`` and its parts exportable, with the same results.
+
+    The fused eager path of ``nn.TransformerEncoderLayer`` has no ONNX form. And whether a mask is
+    causal is found out from its values, which an export has not; it only chooses a faster kernel.
+    """
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with mock.patch.object(transformer, "_detect_is_causal_mask", _declared_causal):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
+def _declared_causal(
+    mask: Tensor | None,  # noqa: ARG001 - stands in for torch's function
+    is_causal: bool | None = None,  # noqa: FBT001
+    size: int | None = None,  # noqa: ARG001
+) -> bool:
+    """Whether the caller says that a mask is causal; otherwise it is used as it is."""
+    return is_causal is True
+
+
 def _export_with_dynamo(
     plan: ExportPlan, request: BuildRequest, inputs: tuple[Tensor, ...], path: Path
-) -> None:
+) -> tuple[SizeCondition, ...]:
     graph = request.graph
     shapes = tuple(_dynamic_shapes(spec, plan.shapes) for spec in graph.inputs)
-    torch.onnx.export(
+    program = torch.onnx.export(
         request.module,
         inputs,
         str(path),
@@ -201,6 +232,10 @@ def _export_with_dynamo(
         external_data=True,
         verbose=False,
     )
+    if program is None or program.exported_program is None:
+        msg = "the exporter returned no program to read its assumptions about sizes from"
+        raise RuntimeError(msg)
+    return export_conditions(program.exported_program, graph)
 
 
 def _dynamic_shapes(spec: TensorSpec, shapes: Shapes) -> dict[int, Any]:
@@ -258,9 +293,16 @@ def _check_trace(messages: Sequence[str]) -> None:
             raise ValueError(msg)
 
 
-def _tidy(path: Path) -> None:
-    """Drop what exporters note about the user's source: file paths, lines of code, class names."""
+def _finish(path: Path) -> None:
+    """Mend what exporters leave behind in a model."""
     model = read_model(path)
+    broadcast_rotary_caches(model)
+    _tidy(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def _tidy(model: onnx.ModelProto) -> None:
+    """Drop what exporters note about the user's source: file paths, lines of code, class names."""
     del model.metadata_props[:]
     graphs = [model.graph]
     while graphs:
@@ -276,7 +318,6 @@ def _tidy(path: Path) -> None:
         for node in graph.node:
             for attribute in node.attribute:
                 graphs += ([attribute.g] if attribute.HasField("g") else []) + [*attribute.graphs]
-    path.write_bytes(model.SerializeToString())
 
 
 def _move(folder: Path, work_dir: Path) -> Path:
