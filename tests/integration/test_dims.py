@@ -168,8 +168,10 @@ def test_branch_on_a_size_is_refused_where_both_sides_were_recorded(tune: Tune) 
     assert isinstance(error, ait.BuildError)
     assert isinstance(error.__cause__, ait.ValidationError)
     text = str(error)
-    assert re.search(r"Dim.DYNAMIC: .*recorded call \d: .*takes sizes with x_1 (>= 9|<= 8)", text)
-    assert re.search("with the tracer: output 'out' differs from eager", text)
+    for way in ("Dim.DYNAMIC", "the tracer"):
+        assert re.search(
+            rf"{way}: .*recorded call \d: .*takes sizes with x_1 (>=? [89]|<=? [89])", text
+        )
 
 
 @pytest.mark.parametrize("lengths", [(3, 8), pytest.param((9, 14), marks=pytest.mark.slow)])
@@ -202,12 +204,14 @@ class Rare(nn.Module):
     ],
     ids=["odd", "one", "nested"],
 )
+@pytest.mark.parametrize("use_dynamo", [True, False])
 def test_branch_on_a_size_that_no_recorded_call_takes_is_a_miss(
-    tune: Tune, rare: Callable[[int], bool], length: int, condition: str
+    tune: Tune, rare: Callable[[int], bool], length: int, condition: str, *, use_dynamo: bool
 ) -> None:
     shapes = {"x": {1: ait.DynamicDim("x_1", 2, 900)}}
     calls = [torch.randn(2, 4), torch.randn(3, 300)]
-    tuned = tune(Rare(rare), calls, dynamic_shapes=shapes)
+    options = {"use_dynamo": use_dynamo}
+    tuned = tune(Rare(rare), calls, dynamic_shapes=shapes, options=options)
     for same in (6, 100, 306):
         tuned.same(torch.randn(2, same))
     assert tuned.graphs[0].conditions == (condition,)

@@ -104,6 +104,34 @@ def test_transformer_layers_with_and_without_padding(tune: Tune) -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+class Decoder(nn.Module):
+    """`nn.Transformer` and its decoder alone; their masks over targets are causal or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(16, 2, 32, batch_first=True)
+        self.decoder = nn.TransformerDecoder(layer, 2)
+        self.both = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+
+    def forward(self, target: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        decoded: Tensor = self.decoder(target, memory, tgt_mask=mask)
+        both: Tensor = self.both(memory, target, tgt_mask=mask)
+        return decoded, both
+
+
+def test_mask_of_a_decoder_need_not_be_the_causal_one_that_was_recorded(tune: Tune) -> None:
+    causal = nn.Transformer.generate_square_subsequent_mask
+
+    def call(rows: int, length: int, memory: int) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.randn(rows, length, 16), torch.randn(rows, memory, 16), causal(length)
+
+    tuned = tune(Decoder(), [call(2, 5, 7), call(3, 8, 4)])
+    tuned.same(*call(2, 6, 5))
+    target, memory, _ = call(3, 7, 6)
+    tuned.same(target, memory, torch.randn(7, 7))
+    tuned.same(target, memory, torch.zeros(7, 7))
+
+
 class Recurrent(nn.Module):
     """A recurrent layer with its default state."""
 

@@ -20,7 +20,7 @@ from torch.nn.modules import transformer
 
 from aitune_backend_onnxruntime.config import TRACER_OPSETS
 from aitune_backend_onnxruntime.errors import OnnxExportError
-from aitune_backend_onnxruntime.guards import export_conditions
+from aitune_backend_onnxruntime.guards import export_conditions, trace_conditions
 from aitune_backend_onnxruntime.model_file import read_model
 from aitune_backend_onnxruntime.quiet import quiet_export
 from aitune_backend_onnxruntime.rotary import broadcast_rotary_caches
@@ -71,6 +71,9 @@ _FROZEN_VALUES: Final = (
     "registered as constants",
     "results are registered",
 )
+
+#: Part of the tracer's warnings about numbers and branches that follow from sizes or values.
+_DECIDED: Final = "might cause the trace to be incorrect"
 
 #: What torch.export says of a branch or a number that depends on values.
 _DATA_DEPENDENT: Final = ("data-dependent", "GuardOnDataDependent", "Dynamic control flow")
@@ -176,7 +179,7 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
             if plan.exporter == "dynamo":
                 conditions = _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
             else:
-                _export_with_tracer(plan, request, inputs, folder / MODEL_FILE)
+                conditions = _export_with_tracer(plan, request, inputs, folder / MODEL_FILE)
         _finish(folder / MODEL_FILE)
         return Export(path=_move(folder, request.work_dir), conditions=conditions)
     except Exception as error:  # exporters raise errors of every kind
@@ -249,7 +252,7 @@ def _dynamic_shapes(spec: TensorSpec, shapes: Shapes) -> dict[int, Any]:
 
 def _export_with_tracer(
     plan: ExportPlan, request: BuildRequest, inputs: tuple[Tensor, ...], path: Path
-) -> None:
+) -> tuple[SizeCondition, ...]:
     graph = request.graph
     axes = {
         spec.name: {axis: dim.name for axis, dim in spec.dynamic_axes.items()}
@@ -269,7 +272,7 @@ def _export_with_tracer(
             opset_version=plan.opset,
             verbose=False,
         )
-    _check_trace([str(one.message) for one in caught])
+    conditions = _check_trace([str(one.message) for one in caught], request, inputs)
     # The tracer embeds weights, or writes one file for each of them when they exceed 2 GB.
     loose = set(path.parent.iterdir()) - {path}
     model = onnx.load(path)
@@ -283,14 +286,30 @@ def _export_with_tracer(
     )
     for file in loose - {path.parent / WEIGHTS_FILE}:
         file.unlink()
+    return conditions
 
 
-def _check_trace(messages: Sequence[str]) -> None:
-    """Refuse a trace in which Python saw values: it holds the branch that they chose, or them."""
+def _check_trace(
+    messages: Sequence[str], request: BuildRequest, inputs: Sequence[Tensor]
+) -> tuple[SizeCondition, ...]:
+    """Refuse a trace in which Python saw values, and return what it took for granted of sizes."""
     for message in messages:
         if any(sign in message for sign in _FROZEN_VALUES):
             msg = f"the module's Python code depends on values, which a trace freezes: {message}"
             raise ValueError(msg)
+    try:
+        return trace_conditions(request.module, inputs, request.graph)
+    except Exception as error:  # noqa: BLE001 - of every kind: the module runs without data
+        decided = next((message for message in messages if _DECIDED in message), None)
+        if decided is None:
+            # No Python code chose between branches or made numbers: there is nothing to freeze.
+            return ()
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        msg = (
+            "the module's Python code depends on values, or on sizes in a way that cannot be "
+            f"followed ({reason}), which a trace freezes: {decided}"
+        )
+        raise ValueError(msg) from None
 
 
 def _finish(path: Path) -> None:

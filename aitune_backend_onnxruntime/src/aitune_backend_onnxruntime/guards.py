@@ -1,27 +1,34 @@
-"""What torch.export took for granted about sizes, as conditions on a graph's dims.
+"""What an export took for granted about sizes, as conditions on a graph's dims.
 
-An exported program holds the one path that its sample took. The branches on sizes that led there
-are known to the shape environment of the export, but an ONNX model has no place for them.
+An exported program or a trace holds the one path that its sample took. The branches on sizes that
+led there are known to the shape environment of the export, but an ONNX model has no place for
+them. A trace has no such environment: the module runs once more, on tensors of symbolic sizes.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from aitune_core.conditions import SizeCondition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from torch import Tensor, nn
     from torch.export import ExportedProgram
 
-    from aitune_core.specs import DynamicDim, GraphSpec
+    from aitune_core.specs import DynamicDim, GraphSpec, TensorSpec
 
-__all__ = ["export_conditions"]
+__all__ = ["export_conditions", "trace_conditions"]
 
 
 class _Printer(PythonPrinter):
@@ -69,7 +76,55 @@ def export_conditions(program: ExportedProgram, graph: GraphSpec) -> tuple[SizeC
     Raises:
         ValueError: A condition cannot be written as a `SizeCondition`.
     """
-    sizes = list(_traced_sizes(program, graph))
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    inputs = [values[str(name)] for name in program.graph_signature.user_inputs]
+    return _conditions(inputs, graph)
+
+
+def trace_conditions(
+    module: nn.Module, inputs: Sequence[Tensor], graph: GraphSpec
+) -> tuple[SizeCondition, ...]:
+    """Return the conditions on dims under which a trace with these inputs is the module.
+
+    Args:
+        module: A copy of it runs, in which tensors have no data.
+        inputs: What it is traced with.
+        graph: The graph.
+
+    Raises:
+        Exception: What the module raises where its Python code needs values, or where it has parts
+            that cannot run without data.
+    """
+    environment = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    state = (*module.parameters(), *module.buffers())
+    module = copy.deepcopy(
+        module, {id(tensor): mode.from_tensor(tensor, static_shapes=True) for tensor in state}
+    )
+    with torch.no_grad(), enable_python_dispatcher(), mode:
+        symbolic = [
+            mode.from_tensor(tensor, symbolic_context=_symbolic(spec))
+            for spec, tensor in zip(graph.inputs, inputs, strict=True)
+        ]
+        module(*symbolic)
+    return _conditions(symbolic, graph)
+
+
+def _symbolic(spec: TensorSpec) -> StatelessSymbolicContext[Any, Any]:
+    free = spec.dynamic_axes
+    kinds = (DimDynamic.DYNAMIC, DimDynamic.STATIC)
+    return StatelessSymbolicContext(
+        dynamic_sizes=[kinds[axis not in free] for axis in range(len(spec.shape))]
+    )
+
+
+def _conditions(inputs: Iterable[Tensor], graph: GraphSpec) -> tuple[SizeCondition, ...]:
+    """Return what was found out about the symbolic sizes of a graph's inputs."""
+    sizes: list[tuple[DynamicDim, int | torch.SymInt]] = [
+        (dim, tensor.shape[axis])
+        for spec, tensor in zip(graph.inputs, inputs, strict=True)
+        for axis, dim in spec.dynamic_axes.items()
+    ]
     symbolic = [(dim, size.node) for dim, size in sizes if isinstance(size, torch.SymInt)]
     names: dict[Any, str] = {}
     for dim, node in symbolic:
@@ -84,23 +139,15 @@ def export_conditions(program: ExportedProgram, graph: GraphSpec) -> tuple[SizeC
         environment = symbolic[0][1].shape_env
         for symbol, name in names.items():
             texts.extend(_range_texts(environment.var_to_range[symbol], graph.dims[name]))
+        ranges = {
+            symbol: ValueRanges(graph.dims[name].min, graph.dims[name].max)
+            for symbol, name in names.items()
+        }
         for expression in _asserted(environment):
             known = environment.replace(expression)
-            if known.free_symbols and known.free_symbols <= set(names):
+            if known.free_symbols <= set(names) and not bound_sympy(known, ranges).lower:
                 texts.append(_text(known, names))
     return tuple(SizeCondition(text) for text in dict.fromkeys(texts))
-
-
-def _traced_sizes(
-    program: ExportedProgram, graph: GraphSpec
-) -> Iterator[tuple[DynamicDim, int | torch.SymInt]]:
-    """Yield each dynamic axis with the size that the export has for it."""
-    placeholders = {
-        node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"
-    }
-    for spec, name in zip(graph.inputs, program.graph_signature.user_inputs, strict=True):
-        for axis, dim in spec.dynamic_axes.items():
-            yield dim, placeholders[str(name)].shape[axis]
 
 
 def _asserted(environment: Any) -> Iterator[Any]:  # noqa: ANN401
