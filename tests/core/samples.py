@@ -16,6 +16,9 @@ from aitune_core._dispatch import TunedGraph
 from aitune_core._graphs import DynamicShapes, RecordedGraph, recorded_graphs
 from aitune_core._module import state_of
 from aitune_core._recording import ModuleRecording
+from aitune_core._trees import HOLE
+from aitune_core.conditions import SizeCondition
+from aitune_core.specs import DynamicDim, GraphSpec, TensorSpec
 
 
 class Affine(nn.Module):
@@ -97,3 +100,16 @@ def recording_of(module: nn.Module | Callable[..., Any], *calls: Any) -> ModuleR
             args, kwargs = call if pair else (call, {})
             recording.record(args, kwargs)
     return recording
+
+
+def with_dims(*dims: DynamicDim, conditions: tuple[str, ...] = ()) -> GraphSpec:
+    """Return a graph whose only input has these axes."""
+    spec = TensorSpec(name="input_0", path="x", dtype=torch.float32, shape=dims)
+    return GraphSpec(
+        name="graph_0",
+        inputs=(spec,),
+        outputs=(),
+        call_structure=(HOLE,),
+        result_structure=HOLE,
+        conditions=tuple(map(SizeCondition, conditions)),
+    )

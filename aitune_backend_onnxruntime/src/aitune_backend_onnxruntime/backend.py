@@ -35,7 +35,6 @@ from aitune_core.errors import (
     CheckpointError,
     CheckpointFormatError,
     ConfigError,
-    InputMismatchError,
     ValidationError,
 )
 
@@ -133,9 +132,6 @@ class ONNXRuntimeBackend(Backend):
             self.config.opset_version is None
             and plan.exporter == "dynamo"
             and not isinstance(error, OnnxExportError)
-            # Sizes that the export does not cover; another opset covers no more.
-            and not isinstance(error.__cause__, InputMismatchError)
-            and getattr(error, "kind", None) != "sizes"
             and all(isinstance(before, OnnxExportError) for _, before in failures[:-1])
         )
 

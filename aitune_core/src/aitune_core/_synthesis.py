@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final
@@ -25,7 +26,7 @@ __all__ = [
 #: Ranges up to this width are checked at every size.
 _SMALL_RANGE: Final = 16
 #: How many combinations of sizes are looked at for one that breaks a condition.
-_MAX_COMBINATIONS: Final = 4096
+_MAX_COMBINATIONS: Final = 32768
 
 
 def resize_inputs(
@@ -147,37 +148,47 @@ def breaking_sizes(
         count: How many sizes at most; at least 2.
 
     Returns:
-        The sizes, and whether all sizes of the condition's dims were looked at.
+        The sizes, and whether it is certain that none exist where there are none.
     """
-    free = set(condition.dims)
-    for one in reversed(graph.conditions):
-        if one.defined in free:
-            free = (free | one.dims) - {one.defined}
-    names = sorted(free)
+    names = _free_dims(graph, condition)
     inside = distinct_sizes(graph)
     share = max(int(_MAX_COMBINATIONS ** (1 / max(len(names), 1))), 2)
-    values = [_trial_sizes(graph.dims[name], condition.numbers, share) for name in names]
-    whole = all(
-        len(tried) > graph.dims[name].max - graph.dims[name].min
-        for name, tried in zip(names, values, strict=True)
-    )
+    widths = [graph.dims[name].max - graph.dims[name].min + 1 for name in names]
+    whole = math.prod(widths) <= _MAX_COMBINATIONS
+    values = [
+        _trial_sizes(graph.dims[name], condition.numbers, width if whole else share)
+        for name, width in zip(names, widths, strict=True)
+    ]
+    # Those that other dims can neither break nor mend.
+    narrow = [other for other in others if set(_free_dims(graph, other)) <= set(names)]
     found: list[dict[str, int]] = []
     for combination in itertools.product(*values):
         sizes = graph.completed_sizes({**inside, **dict(zip(names, combination, strict=True))})
         if sizes is None or condition.holds(sizes):
             continue
-        if all(other.holds(sizes) for other in others):
+        if all(other.holds(sizes) for other in narrow):
             found.append(sizes)
+    certain = whole and not found
+    found = [sizes for sizes in found if all(other.holds(sizes) for other in others)]
     if len(found) > count:
         # Not evenly spread: that could mean the same remainder each time.
         inner = Random(0).sample(found[1:-1], count - 2)  # noqa: S311 - the same sizes each time
         found = [found[0], *inner, found[-1]]
-    return found, whole
+    return found, certain
+
+
+def _free_dims(graph: GraphSpec, condition: SizeCondition) -> list[str]:
+    """Return the dims that decide whether a condition holds, in order; what follows is left out."""
+    free = set(condition.dims)
+    for one in reversed(graph.conditions):
+        if one.defined in free:
+            free = (free | one.dims) - {one.defined}
+    return sorted(free)
 
 
 def _trial_sizes(dim: DynamicDim, numbers: Sequence[int], count: int) -> list[int]:
     """Return all sizes of a short range, or its ends, those around numbers, and random ones."""
-    if dim.max - dim.min < count:
+    if dim.max - dim.min + 1 <= count:
         return list(range(dim.min, dim.max + 1))
     near = {number + step for number in numbers for step in (-1, 0, 1)}
     sizes = {size for size in near if dim.min <= size <= dim.max}

@@ -12,6 +12,7 @@ from torch import Tensor
 from aitune_core._comparison import TF32_TOLERANCE, Difference, compare
 from aitune_core._flat import FlatModule
 from aitune_core._precision import full_float32, reduced_matmul
+from aitune_core._simplify import simplified
 from aitune_core._synthesis import breaking_sizes, corner_sizes, resize_inputs, strided_copies
 from aitune_core._tensors import same_bits
 from aitune_core.backend import Engine
@@ -174,12 +175,12 @@ class EngineCheck:
         for one in sorted(needed, key=lambda condition: len(condition.text), reverse=True):
             if self._agrees_without(one, engine, [other for other in needed if other != one]):
                 needed.remove(one)
-        return tuple(needed)
+        return simplified(self._graph, needed)
 
     def _agrees_without(
         self, condition: SizeCondition, engine: Engine, others: Sequence[SizeCondition]
     ) -> bool:
-        broken, whole = breaking_sizes(self._graph, condition, others, _BREAKING_SIZES)
+        broken, certain = breaking_sizes(self._graph, condition, others, _BREAKING_SIZES)
         for sizes in broken:
             inputs = resize_inputs(self._graph, self._samples, sizes)
             try:
@@ -187,7 +188,7 @@ class EngineCheck:
                 list(self._differences(engine, case))
             except Exception:  # noqa: BLE001 - of the user's module, or a difference
                 return False
-        return bool(broken) or whole
+        return bool(broken) or certain
 
     def _differences(self, engine: Engine, case: _Case) -> Iterator[Difference]:
         inputs = case.fresh_inputs()

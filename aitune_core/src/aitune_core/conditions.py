@@ -6,14 +6,17 @@ import ast
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import attrs
 
 from aitune_core.errors import ConfigError
 
 __all__ = ["SizeCondition"]
+
+#: Gives the value of an expression for the sizes of its dims.
+_Compiled: TypeAlias = Callable[[Mapping[str, int]], Any]
 
 _MAX_LENGTH: Final = 4096
 _MAX_DEPTH: Final = 64
@@ -71,6 +74,10 @@ class SizeCondition:
         return _parsed(self.text)
 
     @functools.cached_property
+    def _evaluate(self) -> _Compiled:
+        return _compiled(self._node)
+
+    @functools.cached_property
     def dims(self) -> frozenset[str]:
         """Names of the dims that it speaks of."""
         functions = {id(part.func) for part in ast.walk(self._node) if isinstance(part, ast.Call)}
@@ -96,7 +103,7 @@ class SizeCondition:
         An expression that has no value at these sizes, such as a division by zero, is not met.
         """
         try:
-            return bool(_value(self._node, sizes))
+            return bool(self._evaluate(sizes))
         except (ArithmeticError, ValueError):
             return False
 
@@ -122,7 +129,7 @@ class SizeCondition:
             msg = f"'{self}' defines no dim"
             raise ValueError(msg)
         try:
-            return int(_value(self._node.comparators[0], sizes))
+            return int(_compiled(self._node.comparators[0])(sizes))
         except ArithmeticError as error:
             msg = f"'{self}' gives no size for {dict(sizes)}"
             raise ValueError(msg) from error
@@ -186,29 +193,39 @@ def _parsed(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-def _value(node: ast.AST, sizes: Mapping[str, int]) -> Any:  # noqa: ANN401, PLR0911 - one per form
+def _compiled(node: ast.AST) -> _Compiled:  # noqa: PLR0911 - one per form
+    """Return a function of sizes that gives an expression's value."""
     match node:
         case ast.Name(id=name):
-            return sizes[name]
+            return operator.itemgetter(name)
         case ast.Constant(value=value):
-            return value
-        case ast.BinOp(left=left, right=right, op=ast.Pow()):
-            return _value(left, sizes) ** _value(right, sizes)
+            return lambda _: value
+        case ast.BinOp(left=left, right=ast.Constant(value=power), op=ast.Pow()):
+            base = _compiled(left)
+            return lambda sizes: base(sizes) ** power
         case ast.BinOp(left=left, right=right, op=op):
-            return _OPERATORS[type(op)](_value(left, sizes), _value(right, sizes))
+            binary, one, other = _OPERATORS[type(op)], _compiled(left), _compiled(right)
+            return lambda sizes: binary(one(sizes), other(sizes))
         case ast.UnaryOp(op=op, operand=operand):
-            return _OPERATORS[type(op)](_value(operand, sizes))
+            unary, inner = _OPERATORS[type(op)], _compiled(operand)
+            return lambda sizes: unary(inner(sizes))
         case ast.BoolOp(op=op, values=values):
-            together = all if isinstance(op, ast.And) else any
-            return together(_value(value, sizes) for value in values)
+            together, parts = all if isinstance(op, ast.And) else any, [*map(_compiled, values)]
+            return lambda sizes: together(part(sizes) for part in parts)
         case ast.IfExp(test=test, body=body, orelse=orelse):
-            return _value(body if _value(test, sizes) else orelse, sizes)
+            test_of, body_of, else_of = _compiled(test), _compiled(body), _compiled(orelse)
+            return lambda sizes: (body_of if test_of(sizes) else else_of)(sizes)
         case ast.Call(func=ast.Name(id=name), args=args):
-            return _FUNCTIONS[name](*(_value(arg, sizes) for arg in args))
+            function, inputs = _FUNCTIONS[name], [*map(_compiled, args)]
+            return lambda sizes: function(*(part(sizes) for part in inputs))
         case ast.Compare(left=left, ops=ops, comparators=others):
-            values = [_value(part, sizes) for part in (left, *others)]
-            return all(
-                _OPERATORS[type(op)](one, other)
-                for op, one, other in zip(ops, values, values[1:], strict=False)
-            )
+            chain = [_compiled(part) for part in (left, *others)]
+            links = [_OPERATORS[type(op)] for op in ops]
+            return lambda sizes: _chain_holds(links, [part(sizes) for part in chain])
     raise AssertionError(node)  # _check_node lets nothing else pass
+
+
+def _chain_holds(links: Sequence[Callable[..., Any]], values: Sequence[Any]) -> bool:
+    return all(
+        link(one, other) for link, one, other in zip(links, values, values[1:], strict=False)
+    )
