@@ -133,10 +133,16 @@ def test_condition_that_follows_from_others_is_never_broken_alone() -> None:
     assert broken(graph, "past + new < 40", "new < 3", "past < 8") == ([], True)
 
 
-def test_condition_is_not_said_to_follow_from_one_on_dims_that_were_not_gone_through() -> None:
+def test_sizes_of_other_dims_are_looked_for_at_which_a_condition_breaks_alone() -> None:
     graph = with_dims(PAST, NEW)
-    # It does not hold inside of the range of the other dim, which says nothing of its ends.
-    assert broken(graph, "past % 2 == 0", "past % 2 == 0 or new == 1") == ([], False)
+    sizes, _ = broken(graph, "past % 2 == 0", "past % 2 == 0 or new == 1")
+    assert len(sizes) == 8
+    assert {one["new"] for one in sizes} == {1}
+
+
+def test_condition_is_not_said_to_follow_from_one_on_other_dims() -> None:
+    graph = with_dims(PAST, NEW)
+    assert broken(graph, "past % 2 == 0", "new > 100") == ([], False)
 
 
 def test_rare_sizes_in_long_ranges_are_found_by_the_numbers_of_the_condition() -> None:

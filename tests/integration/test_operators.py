@@ -72,6 +72,39 @@ def test_row_of_a_mask_that_hides_everything(tune: Tune) -> None:
     assert _right_or_refused(tune, Calls(attend), [call(2), call(4)], [call(3)])
 
 
+def test_one_head_of_keys_and_values_serves_all_queries(tune: Tune) -> None:
+    class OneHead(nn.Module):
+        def forward(self, q: Tensor, kv: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(q, kv, kv)
+
+    def call(rows: int, length: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(rows, 4, length, 8), torch.randn(rows, 1, length, 8)
+
+    tuned = tune(OneHead(), [call(1, 3), call(3, 9)])
+    for rows, length in ((2, 5), (3, 3), (1, 9)):
+        tuned.same(*call(rows, length))
+
+
+def test_attention_that_is_causal_from_two_queries_on_is_limited_to_them(tune: Tune) -> None:
+    class Causal(nn.Module):
+        def forward(self, q: Tensor, kv: Tensor) -> Tensor:
+            causal = q.shape[2] > 1
+            return nn.functional.scaled_dot_product_attention(q, kv, kv, is_causal=causal)
+
+    def call(rows: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(rows, 2, queries, 8), torch.randn(rows, 2, keys, 8)
+
+    tuned = tune(
+        Causal(),
+        [call(1, 3, 3), call(3, 9, 7)],
+        dynamic_shapes={"q": {2: ait.DynamicDim("queries", 2, 9)}},
+    )
+    for sizes in ((2, 5, 6), (3, 2, 7), (1, 9, 5)):
+        tuned.same(*call(*sizes))
+    single = tune(Causal(), [call(1, 1, 3), call(3, 1, 7)])
+    single.same(*call(2, 1, 5))
+
+
 class Encoder(nn.Module):
     """Transformer layers, whose eager code has a fast path of its own."""
 

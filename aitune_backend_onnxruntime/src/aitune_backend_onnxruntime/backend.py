@@ -18,6 +18,7 @@ from aitune_backend_onnxruntime.export import (
     depends_on_values,
     export,
     export_plans,
+    failed_in_translation,
     older_plan,
 )
 from aitune_backend_onnxruntime.model_file import (
@@ -110,7 +111,9 @@ class ONNXRuntimeBackend(Backend):
                 _drop_locals(error)
                 if self._worth_older_opset(plan, error, failures):
                     plans.extendleft(filter(None, [older_plan(plan)]))
-                request.record_attempt(Attempt(plan.step, succeeded=False, detail=str(error)))
+                request.record_attempt(
+                    Attempt(plan.step, succeeded=False, detail=_detail(plan, error))
+                )
             else:
                 detail = "; ".join(filter(None, [plan.note, _limits(request.graph, engine.graph)]))
                 request.record_attempt(Attempt(plan.step, succeeded=True, detail=detail))
@@ -123,7 +126,7 @@ class ONNXRuntimeBackend(Backend):
         error: BuildError | ValidationError,
         failures: list[tuple[ExportPlan, BuildError | ValidationError]],
     ) -> bool:
-        """Whether the exporter did its work and the newest operators may be what went wrong.
+        """Whether the module was captured and the newest operators may be what went wrong.
 
         A provider may have no kernel for them, or one that takes less: attention with a mask that
         is broadcast over the queries, for one. Tried for one way of exporting only.
@@ -131,8 +134,8 @@ class ONNXRuntimeBackend(Backend):
         return (
             self.config.opset_version is None
             and plan.exporter == "dynamo"
-            and not isinstance(error, OnnxExportError)
-            and all(isinstance(before, OnnxExportError) for _, before in failures[:-1])
+            and (not isinstance(error, OnnxExportError) or failed_in_translation(error))
+            and all(tried.opset == plan.opset for tried, _ in failures)
         )
 
     def _attempt(
@@ -201,6 +204,10 @@ def _limits(wanted: GraphSpec, graph: GraphSpec) -> str:
     return f"for sizes with {' and '.join(map(str, added))}" if added else ""
 
 
+def _detail(plan: ExportPlan, error: Exception) -> str:
+    return str(error).removeprefix(plan.step).lstrip()
+
+
 def _drop_locals(error: BaseException | None) -> None:
     """Free what the frames of an error still hold: copies of a model are large."""
     while error is not None:
@@ -240,7 +247,7 @@ def _summary(
     builds = [error for _, error in failures if not isinstance(error, OnnxExportError)]
     cause = (*checks, *builds, *(error for _, error in failures))[0]
     lines = [
-        f"  {number}. {plan.step}: {str(error).removeprefix(plan.step).lstrip()}"
+        f"  {number}. {plan.step}: {_detail(plan, error)}"
         for number, (plan, error) in enumerate(failures, 1)
     ]
     ways = "the only way" if len(failures) == 1 else f"any of {len(failures)} ways"

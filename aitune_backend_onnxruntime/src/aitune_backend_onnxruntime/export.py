@@ -8,16 +8,14 @@ import shutil
 import tempfile
 import threading
 import warnings
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
-from unittest import mock
 
 import attrs
 import onnx
 import torch
-from torch.nn.modules import transformer
 
+from aitune_backend_onnxruntime.attention import plain_attention
 from aitune_backend_onnxruntime.config import TRACER_OPSETS
 from aitune_backend_onnxruntime.errors import OnnxExportError
 from aitune_backend_onnxruntime.guards import export_conditions, trace_conditions
@@ -46,6 +44,7 @@ __all__ = [
     "depends_on_values",
     "export",
     "export_plans",
+    "failed_in_translation",
     "older_plan",
 ]
 
@@ -74,6 +73,9 @@ _FROZEN_VALUES: Final = (
 
 #: Part of the tracer's warnings about numbers and branches that follow from sizes or values.
 _DECIDED: Final = "might cause the trace to be incorrect"
+
+#: Terminal colours in exporters' messages.
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 #: What torch.export says of a branch or a number that depends on values.
 _DATA_DEPENDENT: Final = ("data-dependent", "GuardOnDataDependent", "Dynamic control flow")
@@ -139,13 +141,16 @@ def export_plans(config: ONNXRuntimeBackendConfig, graph: GraphSpec) -> tuple[Ex
     return (*dynamo, tracer)
 
 
-def depends_on_values(error: BaseException | None) -> bool:
+def depends_on_values(error: BaseException) -> bool:
     """Whether the dynamo exporter refused a module because its Python code looks at values."""
-    while error is not None:
-        if any(sign in str(error) for sign in _DATA_DEPENDENT):
-            return True
-        error = error.__cause__
-    return False
+    return any(sign in str(one) for one in _chain(error) for sign in _DATA_DEPENDENT)
+
+
+def failed_in_translation(error: BaseException) -> bool:
+    """Whether a module was captured, and an operator in it then had no form in the opset."""
+    names = {type(one).__name__ for one in _chain(error)}
+    # The latter: there is no form in any opset.
+    return "ConversionError" in names and "DispatchError" not in names
 
 
 def older_plan(plan: ExportPlan) -> ExportPlan | None:
@@ -175,7 +180,7 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
     folder = Path(tempfile.mkdtemp(prefix="export-", dir=request.work_dir))
     conditions: tuple[SizeCondition, ...] = ()
     try:
-        with _ONE_EXPORT, quiet_export(), torch.no_grad(), _plain_attention():
+        with _ONE_EXPORT, quiet_export(), torch.no_grad(), plain_attention():
             if plan.exporter == "dynamo":
                 conditions = _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
             else:
@@ -190,31 +195,6 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
         shutil.rmtree(folder, ignore_errors=True)
         # Exporters leave cycles that hold their graphs, and the frames of everybody who called.
         gc.collect()
-
-
-@contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Make ``nn.Transformer`` and its parts exportable, with the same results.
-
-    The fused eager path of ``nn.TransformerEncoderLayer`` has no ONNX form. And whether a mask is
-    causal is found out from its values, which an export has not; it only chooses a faster kernel.
-    """
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with mock.patch.object(transformer, "_detect_is_causal_mask", _declared_causal):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
-
-
-def _declared_causal(
-    mask: Tensor | None,  # noqa: ARG001 - stands in for torch's function
-    is_causal: bool | None = None,  # noqa: FBT001
-    size: int | None = None,  # noqa: ARG001
-) -> bool:
-    """Whether the caller says that a mask is causal; otherwise it is used as it is."""
-    return is_causal is True
 
 
 def _export_with_dynamo(
@@ -349,10 +329,8 @@ def _move(folder: Path, work_dir: Path) -> Path:
 
 
 def _export_error(plan: ExportPlan, graph: GraphSpec, error: Exception) -> OnnxExportError:
-    root: BaseException = error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    text = " ".join(str(root).split())[:_DETAIL_LENGTH] or type(root).__name__
+    *_, root = _chain(error)
+    text = " ".join(_COLOUR.sub("", str(root)).split())[:_DETAIL_LENGTH] or type(root).__name__
     refused = _refused_axes(str(root), graph)
     if refused:
         hint = (
@@ -366,6 +344,12 @@ def _export_error(plan: ExportPlan, graph: GraphSpec, error: Exception) -> OnnxE
         fact = ""
     msg = f"{plan.step} (opset {plan.opset}) failed: {fact}{type(root).__name__}: {text}"
     return OnnxExportError(f"{msg}. Next: {hint}", exporter=plan.exporter, hint=hint)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _refused_axes(text: str, graph: GraphSpec) -> list[str]:

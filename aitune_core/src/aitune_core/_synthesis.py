@@ -27,6 +27,9 @@ __all__ = [
 _SMALL_RANGE: Final = 16
 #: How many combinations of sizes are looked at for one that breaks a condition.
 _MAX_COMBINATIONS: Final = 32768
+#: For how many of them sizes of the other dims are looked for, and how many of these are tried.
+_MAX_COMPLETED: Final = 64
+_MAX_ASSIGNMENTS: Final = 64
 
 
 def resize_inputs(
@@ -161,20 +164,53 @@ def breaking_sizes(
     ]
     # Those that other dims can neither break nor mend.
     narrow = [other for other in others if set(_free_dims(graph, other)) <= set(names)]
-    found: list[dict[str, int]] = []
+    alone: list[dict[str, int]] = []
     for combination in itertools.product(*values):
-        sizes = graph.completed_sizes({**inside, **dict(zip(names, combination, strict=True))})
+        chosen = dict(zip(names, combination, strict=True))
+        sizes = graph.completed_sizes({**inside, **chosen})
         if sizes is None or condition.holds(sizes):
             continue
         if all(other.holds(sizes) for other in narrow):
-            found.append(sizes)
-    certain = whole and not found
-    found = [sizes for sizes in found if all(other.holds(sizes) for other in others)]
-    if len(found) > count:
-        # Not evenly spread: that could mean the same remainder each time.
-        inner = Random(0).sample(found[1:-1], count - 2)  # noqa: S311 - the same sizes each time
-        found = [found[0], *inner, found[-1]]
-    return found, certain
+            alone.append(chosen)
+    rest = _assignments(graph, others, {*graph.dims} - {*names})
+    found: list[dict[str, int]] = []
+    for chosen in _spread(alone, _MAX_COMPLETED):
+        tried = (graph.completed_sizes({**inside, **one, **chosen}) for one in rest)
+        fitting = (
+            sizes
+            for sizes in tried
+            if sizes is not None
+            and not condition.holds(sizes)
+            and all(other.holds(sizes) for other in others)
+        )
+        found.extend(itertools.islice(fitting, 1))
+    return _spread(found, count), whole and not alone
+
+
+def _spread(sizes: list[dict[str, int]], count: int) -> list[dict[str, int]]:
+    """Return the first, the last, and others at random: evenly could mean one remainder only."""
+    if len(sizes) <= count:
+        return sizes
+    inner = Random(0).sample(sizes[1:-1], count - 2)  # noqa: S311 - the same sizes each time
+    return [sizes[0], *inner, sizes[-1]]
+
+
+def _assignments(
+    graph: GraphSpec, conditions: Sequence[SizeCondition], names: set[str]
+) -> list[dict[str, int]]:
+    """Return sizes of some dims to try together: inside, then around numbers in conditions."""
+    numbers = [number for condition in conditions for number in condition.numbers]
+    tried = {
+        name: _trial_sizes(graph.dims[name], numbers, _MAX_ASSIGNMENTS) for name in sorted(names)
+    }
+    random = Random(0)  # noqa: S311 - the same sizes each time
+    return [
+        {},
+        *(
+            {name: random.choice(sizes) for name, sizes in tried.items()}
+            for _ in range(_MAX_ASSIGNMENTS if tried else 0)
+        ),
+    ]
 
 
 def _free_dims(graph: GraphSpec, condition: SizeCondition) -> list[str]:

@@ -1,0 +1,69 @@
+"""PyTorch's attention in a form that can be exported."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch.nn import functional
+from torch.nn.modules import transformer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+__all__ = ["plain_attention"]
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Make attention and ``nn.Transformer`` exportable, with the same results.
+
+    - The fused eager path of ``nn.TransformerEncoderLayer`` has no ONNX form.
+    - Whether a mask is causal is found out from its values, which an export has not. It only
+      chooses a faster kernel.
+    - Whether attention is causal may hang on a size in some decoders, where torch wants a bool.
+      Which one it is becomes a condition on that size.
+    """
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with (
+            mock.patch.object(transformer, "_detect_is_causal_mask", _declared_causal),
+            mock.patch.object(functional, "scaled_dot_product_attention", _attention()),
+        ):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _declared_causal(
+    mask: Tensor | None,  # noqa: ARG001 - stands in for torch's function
+    is_causal: bool | None = None,  # noqa: FBT001
+    size: int | None = None,  # noqa: ARG001
+) -> bool:
+    """Whether the caller says that a mask is causal; otherwise it is used as it is."""
+    return is_causal is True
+
+
+def _attention() -> Any:  # noqa: ANN401 - torch's function has no type of its own
+    """Return torch's attention, which takes a symbolic ``is_causal`` as well."""
+    fused: Any = functional.scaled_dot_product_attention
+
+    @functools.wraps(fused)
+    def attention(  # noqa: PLR0913, PLR0917 - as torch's
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,  # noqa: FBT001, FBT002
+        **others: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        return fused(query, key, value, attn_mask, dropout_p, bool(is_causal), **others)
+
+    return attention
