@@ -1,11 +1,16 @@
-"""Modules tuned with the real backend on the CPU provider, beside eager copies of them."""
+"""Modules tuned with the real backend, beside eager copies of them.
+
+They run on the CPU, or on the device that AITUNE_TEST_DEVICE names.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import gc
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,8 +21,11 @@ import torch.onnx._internal.exporter._registration
 from torch import Tensor, nn
 
 import aitune_core as ait
+from aitune_core._trees import TreeError, flatten
 
 Tune = Callable[..., "Tuned"]
+
+DEVICE: Final = torch.device(os.environ.get("AITUNE_TEST_DEVICE", "cpu"))
 
 #: Allowed share of an element's size plus the root mean square of its tensor.
 _SHARES: Final = {
@@ -26,6 +34,15 @@ _SHARES: Final = {
     torch.float16: 1e-2,
     torch.bfloat16: 6e-2,
 }
+
+
+def placed(value: Any) -> Any:
+    """Return a deep copy of a value whose tensors are on the device of the tests."""
+    tensors: list[Tensor] = []
+    if DEVICE.type != "cpu":
+        with contextlib.suppress(TreeError):
+            flatten(value, tensors)
+    return copy.deepcopy(value, {id(tensor): tensor.to(DEVICE) for tensor in tensors})
 
 
 def assert_tensor(expected: Tensor, got: Tensor, path: str) -> None:
@@ -96,14 +113,14 @@ class Tuned:
 
     def expected(self, *args: Any, **kwargs: Any) -> Any:
         """Return eager's result for copies of the arguments."""
-        args, kwargs = copy.deepcopy((args, kwargs))
+        args, kwargs = placed((args, kwargs))
         with torch.no_grad():
             return self.eager(*args, **kwargs)
 
     def same(self, *args: Any, **kwargs: Any) -> Any:
         """Check that a call gives and does what eager does, on an engine; returns its result."""
         before = self.eager_calls
-        theirs, ours = copy.deepcopy((args, kwargs)), copy.deepcopy((args, kwargs))
+        theirs, ours = placed((args, kwargs)), placed((args, kwargs))
         with torch.no_grad():
             expected = self.eager(*theirs[0], **theirs[1])
         got = self.model(*ours[0], **ours[1])
@@ -116,7 +133,7 @@ class Tuned:
     def misses(self, *args: Any, **kwargs: Any) -> ait.InputMismatchError:
         """Check that no graph takes a call; returns the error that says why."""
         with pytest.raises(ait.InputMismatchError) as caught:
-            self.model(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+            self.model(*placed(args), **placed(kwargs))
         return caught.value
 
 
@@ -132,7 +149,7 @@ def tune_module(
     wins: bool = True,
     **settings: Any,
 ) -> Tuned:
-    """Tune a module with ONNX Runtime on the CPU provider and watch its ``forward``.
+    """Tune a module with ONNX Runtime and watch its ``forward``.
 
     Args:
         module: Is put into eval mode.
@@ -145,9 +162,9 @@ def tune_module(
         wins: Whether every graph must end on an engine.
         settings: Further arguments of `ait.tune`.
     """
-    module.eval()
+    module.eval().to(DEVICE)
     eager = copy.deepcopy(module) if reference is None else reference
-    backend = ("onnxruntime", {"execution_provider": "cpu", **(options or {})})
+    backend = ("onnxruntime", {"execution_provider": DEVICE.type, **(options or {})})
     model: Any = ait.Module(
         module,
         on_miss=on_miss,  # type: ignore[arg-type]
@@ -156,8 +173,8 @@ def tune_module(
     )
     report = ait.tune(
         model,
-        copy.deepcopy(list(calls)),
-        device="cpu",
+        placed(list(calls)),
+        device=DEVICE,
         on_failure=on_failure,  # type: ignore[arg-type]
         **settings,
     )

@@ -27,8 +27,10 @@ class Outcome:
     Attributes:
         family: The family.
         exporter: The way of exporting that led to the engine; empty where there is none.
+        taken: How many of the unseen calls the engine took.
         worst: Largest difference from eager of any element in any check; None without engine.
         build_seconds: Time that building took, all attempts together.
+        conditions: What else sizes must meet, apart from being in their ranges.
         reason: Why the family stays eager; empty where it does not.
         failure: What is wrong with its engine; empty where nothing is.
         attempts: What was tried and failed, in words.
@@ -36,18 +38,22 @@ class Outcome:
 
     family: Family
     exporter: str = ""
+    taken: int = 0
     worst: float | None = None
     build_seconds: float = 0.0
+    conditions: tuple[str, ...] = ()
     reason: str = ""
     failure: str = ""
     attempts: tuple[str, ...] = ()
 
     @property
     def result(self) -> str:
-        """What serves the family's calls, in one word."""
+        """What serves the family's calls, in a word or two."""
         if self.failure:
             return "wrong"
-        return "eager" if self.reason else "engine"
+        if self.reason:
+            return "eager"
+        return "engine" if self.taken == len(self.family.unseen) else "some sizes"
 
 
 def sweep(family: Family, patch: pytest.MonkeyPatch) -> Outcome:
@@ -69,13 +75,19 @@ def sweep(family: Family, patch: pytest.MonkeyPatch) -> Outcome:
     # From here on only an engine can answer.
     patch.setitem(module.__dict__, "forward", _no_eager)
     worst = outcome.worst
+    taken = 0
     for sizes, call in unseen:
         try:
             worst = max(worst, _difference(model, eager, call))
+            taken += 1
+        except ait.InputMismatchError as error:
+            if error.expected not in outcome.conditions:
+                return attrs.evolve(outcome, failure=f"sizes {sizes}: {error}")
         except (AssertionError, ait.AituneError) as error:
             failure = f"sizes {sizes}: {type(error).__name__}: {error}"
             return attrs.evolve(outcome, failure=failure)
-    return attrs.evolve(outcome, worst=worst)
+    failure = "" if taken else f"no call of {family.unseen} is one of its sizes"
+    return attrs.evolve(outcome, worst=worst, taken=taken, failure=failure)
 
 
 def _outcome_of(family: Family, report: ait.TuneReport) -> Outcome:
@@ -92,6 +104,7 @@ def _outcome_of(family: Family, report: ait.TuneReport) -> Outcome:
         exporter=done[0].removeprefix("export with ") if done else "",
         worst=None if candidate.check is None else candidate.check.worst_difference,
         build_seconds=candidate.build_seconds,
+        conditions=graph.conditions,
         reason=(candidate.error or graph.reason) if graph.winner is None else "",
         attempts=tuple(
             f"{attempt.step}: {attempt.detail}"

@@ -34,6 +34,8 @@ def terminal_table(outcomes: Sequence[Outcome]) -> list[str]:
         lines += [f"{outcome.family.name}: no: {attempt}" for attempt in outcome.attempts]
         if outcome.reason and not outcome.attempts:
             lines.append(f"{outcome.family.name}: {outcome.reason}")
+        if outcome.result == "some sizes":
+            lines.append(f"{outcome.family.name}: {_sizes(outcome)}")
         if outcome.failure:
             lines.append(f"{outcome.family.name}: WRONG: {outcome.failure}")
     return [*lines, _total(outcomes)]
@@ -45,9 +47,9 @@ def document(outcomes: Sequence[Outcome]) -> str:
     for group, members in _grouped(outcomes):
         text += ["", f"## {group}", "", _line(_HEADINGS), _line(_rule(right) for right in _RIGHT)]
         text += [_line(_cells(outcome)) for outcome in members]
-        refused = [outcome for outcome in members if outcome.reason]
-        if refused:
-            text += ["", *(f"- {outcome.family.name}: {_short(outcome)}" for outcome in refused)]
+        remarks = {outcome.family.name: _remark(outcome) for outcome in members}
+        if any(remarks.values()):
+            text += ["", *(f"- {name}: {remark}" for name, remark in remarks.items() if remark)]
     return "\n".join(text) + "\n"
 
 
@@ -59,6 +61,7 @@ def _introduction() -> str:
         f"element may be off by {SHARE:g} of its own size plus the root mean square of its tensor;",
         "the worst difference is absolute, over these calls and those that tuning checks. *eager*",
         "means that tuning refused the family and said why: its calls go on running in PyTorch.",
+        "*some sizes* means that its code does something else at the others, which run in PyTorch.",
     )
     return "\n".join(lines)
 
@@ -93,6 +96,16 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]
         yield group, [outcome for outcome in outcomes if outcome.family.group == group]
 
 
+def _remark(outcome: Outcome) -> str:
+    if outcome.result == "some sizes":
+        return _sizes(outcome)
+    return _short(outcome) if outcome.reason else ""
+
+
+def _sizes(outcome: Outcome) -> str:
+    return f"sizes with {' and '.join(f'`{text}`' for text in outcome.conditions)}"
+
+
 def _short(outcome: Outcome) -> str:
     """Return the last attempt's failure on one line, else the reason."""
     text = " ".join((*outcome.attempts[-1:], outcome.reason)[0].split())
@@ -100,7 +113,7 @@ def _short(outcome: Outcome) -> str:
 
 
 def _total(outcomes: Sequence[Outcome]) -> str:
-    engines = sum(outcome.result == "engine" for outcome in outcomes)
+    engines = sum(outcome.result in {"engine", "some sizes"} for outcome in outcomes)
     return f"{engines} of {len(outcomes)} families run on an engine"
 
 
