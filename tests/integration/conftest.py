@@ -208,6 +208,16 @@ def short_tunings() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def on_device() -> Iterator[None]:
+    """Make tensors on the device of the tests where nothing else is said."""
+    if DEVICE.type == "cpu":
+        yield
+        return
+    with DEVICE:
+        yield
+
+
 @pytest.fixture
 def tune() -> Tune:
     """Return `tune_module`."""

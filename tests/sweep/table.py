@@ -107,8 +107,8 @@ def _sizes(outcome: Outcome) -> str:
 
 
 def _short(outcome: Outcome) -> str:
-    """Return the last attempt's failure on one line, else the reason."""
-    text = " ".join((*outcome.attempts[-1:], outcome.reason)[0].split())
+    """Return the first attempt's failure on one line, else the reason."""
+    text = " ".join((*outcome.attempts, outcome.reason)[0].split())
     return text if len(text) <= _REASON_LENGTH else f"{text[:_REASON_LENGTH]}..."
 
 

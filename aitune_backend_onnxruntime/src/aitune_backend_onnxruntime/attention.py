@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 import torch
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["plain_attention"]
 
+#: Batch, heads, length, width.
+_RANK: Final = 4
+
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
@@ -28,6 +31,7 @@ def plain_attention() -> Iterator[None]:
       chooses a faster kernel.
     - Whether attention is causal may hang on a size in some decoders, where torch wants a bool.
       Which one it is becomes a condition on that size.
+    - One head of keys and values that serves all queries is expanded: ONNX has no broadcast there.
     """
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -51,7 +55,7 @@ def _declared_causal(
 
 
 def _attention() -> Any:  # noqa: ANN401 - torch's function has no type of its own
-    """Return torch's attention, which takes a symbolic ``is_causal`` as well."""
+    """Return torch's attention in a form that exports where ``is_causal`` or heads hinder."""
     fused: Any = functional.scaled_dot_product_attention
 
     @functools.wraps(fused)
@@ -64,6 +68,17 @@ def _attention() -> Any:  # noqa: ANN401 - torch's function has no type of its o
         is_causal: bool = False,  # noqa: FBT001, FBT002
         **others: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
+        key, value = (_for_heads(query, part) for part in (key, value))
         return fused(query, key, value, attn_mask, dropout_p, bool(is_causal), **others)
 
     return attention
+
+
+def _for_heads(query: Tensor, part: Tensor) -> Tensor:
+    if query.dim() != _RANK or part.dim() != _RANK:
+        return part
+    heads: int | torch.SymInt = query.shape[1]
+    own: int | torch.SymInt = part.shape[1]
+    if isinstance(heads, torch.SymInt) or isinstance(own, torch.SymInt) or own != 1:
+        return part
+    return part.expand(-1, heads, -1, -1)
