@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import recorded, with_dims
 
-from aitune_core import BatchDim, DynamicDim, GraphSpec, SizeCondition
+from aitune_core import BatchDim, DynamicDim
 from aitune_core._synthesis import (
-    breaking_sizes,
     corner_sizes,
     distinct_sizes,
     resize_inputs,
@@ -108,54 +107,6 @@ def test_sizes_that_follow_but_leave_their_range_are_no_corners() -> None:
     graph = with_dims(PAST, NEW, DynamicDim("mask", 1, 8), conditions=("mask == past + new",))
     assert {sizes["mask"] for sizes in corner_sizes(graph).values()} <= set(range(1, 9))
     assert graph.completed_sizes({"past": 9, "new": 1, "mask": 1}) is None
-
-
-def broken(graph: GraphSpec, text: str, *others: str) -> tuple[list[dict[str, int]], bool]:
-    return breaking_sizes(graph, SizeCondition(text), [*map(SizeCondition, others)], 8)
-
-
-def test_breaking_sizes_are_inside_the_ranges_and_break_the_condition_alone() -> None:
-    graph = with_dims(PAST, NEW, MASK)
-    sizes, _ = broken(graph, "past % 4 == 0", "new > 2", "mask < 20")
-    assert len(sizes) == 8
-    for one in sizes:
-        assert one["past"] % 4
-        assert one["past"] in range(31)
-        assert one["new"] > 2
-        assert one["mask"] < 20
-    assert len({one["past"] % 4 for one in sizes}) == 3
-
-
-def test_condition_that_follows_from_others_is_never_broken_alone() -> None:
-    graph = with_dims(PAST, NEW)
-    assert broken(graph, "past % 2 == 0", "past % 4 == 0") == ([], True)
-    assert broken(graph, "past >= 0") == ([], True)
-    assert broken(graph, "past + new < 40", "new < 3", "past < 8") == ([], True)
-
-
-def test_sizes_of_other_dims_are_looked_for_at_which_a_condition_breaks_alone() -> None:
-    graph = with_dims(PAST, NEW)
-    sizes, _ = broken(graph, "past % 2 == 0", "past % 2 == 0 or new == 1")
-    assert len(sizes) == 8
-    assert {one["new"] for one in sizes} == {1}
-
-
-def test_condition_is_not_said_to_follow_from_one_on_other_dims() -> None:
-    graph = with_dims(PAST, NEW)
-    assert broken(graph, "past % 2 == 0", "new > 100") == ([], False)
-
-
-def test_rare_sizes_in_long_ranges_are_found_by_the_numbers_of_the_condition() -> None:
-    graph = with_dims(DynamicDim("length", 1, 10_000_000))
-    assert broken(graph, "length != 777_777") == ([{"length": 777_777}], False)
-    assert broken(graph, "length > 0") == ([], False)
-
-
-def test_dims_that_follow_need_not_be_tried() -> None:
-    graph = with_dims(PAST, NEW, MASK, conditions=("mask == past + new",))
-    assert broken(graph, "new + past == mask") == ([], True)
-    sizes, _ = broken(graph, "mask != 17")
-    assert {one["mask"] for one in sizes} == {17}
 
 
 def test_strided_copies_are_equal_and_not_contiguous() -> None:

@@ -74,7 +74,7 @@ def engine_for(graph: Any, fault: Fault, tmp: Any = None) -> FakeEngine:
         work_dir=tmp,
         inputs_at=lambda _: graph.samples[0],
         check=lambda _: None,
-        needed_conditions=lambda _, conditions: tuple(conditions),
+        needed_conditions=lambda _, conditions, __: tuple(conditions),
         record_attempt=attempts.append,
     )
     return FakeEngine(request, FakeBackend.name, fault)

@@ -220,6 +220,42 @@ def test_branch_on_a_size_that_no_recorded_call_takes_is_a_miss(
     assert (error.path, error.expected, error.got) == ("x", condition, {"x_1": length})
 
 
+@pytest.mark.parametrize("use_dynamo", [True, False])
+def test_branch_behind_a_branch_that_makes_no_difference_is_found(
+    tune: Tune, *, use_dynamo: bool
+) -> None:
+    class Nested(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] > 100:
+                return x * (3 if x.shape[1] % 64 == 0 else 2)
+            return x + x
+
+    tuned = tune(
+        Nested(), [torch.randn(2, 8), torch.randn(2, 1000)], options={"use_dynamo": use_dynamo}
+    )
+    assert tuned.graphs[0].conditions == ("x_1 % 64 != 0",)
+    for length in (9, 99, 100, 101, 127, 999):
+        tuned.same(torch.randn(2, length))
+    assert tuned.misses(torch.randn(2, 640)).got == {"x_1": 640}
+
+
+def test_branch_for_single_rows_of_some_lengths_is_found(tune: Tune) -> None:
+    class Single(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 3 if x.shape[0] == 1 and x.shape[1] % 7 == 0 else x * 2
+
+    tuned = tune(Single(), [torch.randn(3, 8), torch.randn(2, 64)])
+    tuned.same(torch.randn(3, 14))
+    single = tune(
+        Single(),
+        [torch.randn(3, 8), torch.randn(1, 64)],
+        dynamic_shapes={},
+        on_failure="eager",
+        wins=False,
+    )
+    assert single.winners == [None]
+
+
 def test_branch_on_a_size_with_equal_sides_limits_nothing(tune: Tune) -> None:
     class Alike(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

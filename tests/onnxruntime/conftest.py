@@ -145,7 +145,7 @@ def make_case(
                     raise ValidationError(msg, kind="values", case=which) from error
 
     def needed_conditions(
-        engine: Engine, conditions: Sequence[SizeCondition]
+        engine: Engine, conditions: Sequence[SizeCondition], _: object
     ) -> tuple[SizeCondition, ...]:
         try:
             check(engine)

@@ -132,3 +132,25 @@ def test_trace_run_refuses_code_that_looks_at_values() -> None:
     module = Scripted(lambda x: x * 2 if x.sum() > 0 else x)
     with pytest.raises(Exception, match="data-dependent"):
         trace_conditions(module, (x,), _graph(x, axes=[FREE]))
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_steps_of_recurrent_layers_are_no_branches(
+    layer: Callable[..., nn.Module], directions: int
+) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer(10, 4, 2, batch_first=True, bidirectional=directions == 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, _ = self.layer(x)
+            assert y.shape == (*x.shape[:2], 4 * directions)
+            return y * 2 if x.shape[1] > 7 else y
+
+    x = torch.randn(6, 9, 10)
+    texts = _traced(Recurrent(), (x,), _graph(x, axes=[FREE]))
+    assert "cols > 7" in texts
+    for one in map(SizeCondition, texts):
+        assert all(one.holds({"rows": rows, "cols": cols}) for rows in (2, 7) for cols in (8, 50))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections import deque
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from aitune_backend_onnxruntime.engine import ExportedModel, ONNXRuntimeEngine, 
 from aitune_backend_onnxruntime.errors import BACKEND_NAME, OnnxExportError
 from aitune_backend_onnxruntime.export import (
     ExportPlan,
+    assumptions,
     depends_on_values,
     export,
     export_plans,
@@ -157,7 +159,8 @@ class ONNXRuntimeBackend(Backend):
             request.graph, request.device, model=model, provider=provider, cache_dir=cache_dir
         )
         try:
-            engine.limit_sizes(request.needed_conditions(engine, exported.conditions))
+            follow = functools.partial(assumptions, request)
+            engine.limit_sizes(request.needed_conditions(engine, exported.conditions, follow))
             request.check(engine)
         except BaseException:
             engine.close()

@@ -41,6 +41,7 @@ __all__ = [
     "WEIGHTS_FILE",
     "Export",
     "ExportPlan",
+    "assumptions",
     "depends_on_values",
     "export",
     "export_plans",
@@ -195,6 +196,16 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
         shutil.rmtree(folder, ignore_errors=True)
         # Exporters leave cycles that hold their graphs, and the frames of everybody who called.
         gc.collect()
+
+
+def assumptions(request: BuildRequest, inputs: Sequence[Tensor]) -> tuple[SizeCondition, ...]:
+    """Return what the request's module takes for granted of the sizes of inputs.
+
+    Raises:
+        Exception: Of any kind, where the module cannot be followed without data.
+    """
+    with _ONE_EXPORT, quiet_export(), plain_attention():
+        return trace_conditions(request.module, inputs, request.graph)
 
 
 def _export_with_dynamo(

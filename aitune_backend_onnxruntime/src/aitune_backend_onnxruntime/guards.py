@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from aitune_backend_onnxruntime.recurrent import recurrent_shapes
 from aitune_core.conditions import SizeCondition
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def trace_conditions(
     module = copy.deepcopy(
         module, {id(tensor): mode.from_tensor(tensor, static_shapes=True) for tensor in state}
     )
-    with torch.no_grad(), enable_python_dispatcher(), mode:
+    with torch.no_grad(), enable_python_dispatcher(), recurrent_shapes(), mode:
         symbolic = [
             mode.from_tensor(tensor, symbolic_context=_symbolic(spec))
             for spec, tensor in zip(graph.inputs, inputs, strict=True)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping, Sequence
-from random import Random
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from aitune_core.conditions import SizeCondition
-from aitune_core.specs import DynamicDim, GraphSpec
+from aitune_core.specs import GraphSpec
 
 __all__ = [
-    "breaking_sizes",
     "corner_sizes",
     "distinct_sizes",
     "probe_sizes",
@@ -25,11 +20,6 @@ __all__ = [
 
 #: Ranges up to this width are checked at every size.
 _SMALL_RANGE: Final = 16
-#: How many combinations of sizes are looked at for one that breaks a condition.
-_MAX_COMBINATIONS: Final = 32768
-#: For how many of them sizes of the other dims are looked for, and how many of these are tried.
-_MAX_COMPLETED: Final = 64
-_MAX_ASSIGNMENTS: Final = 64
 
 
 def resize_inputs(
@@ -137,101 +127,6 @@ def probe_sizes(graph: GraphSpec) -> list[dict[str, int]]:
         for step, (name, dim) in enumerate(graph.dims.items())
     }
     return [inside, graph.completed_sizes(apart) or inside]
-
-
-def breaking_sizes(
-    graph: GraphSpec, condition: SizeCondition, others: Sequence[SizeCondition], count: int
-) -> tuple[list[dict[str, int]], bool]:
-    """Return sizes that the graph takes and that break one condition alone.
-
-    Args:
-        graph: The graph.
-        condition: The condition to break.
-        others: Conditions that the sizes meet.
-        count: How many sizes at most; at least 2.
-
-    Returns:
-        The sizes, and whether it is certain that none exist where there are none.
-    """
-    names = _free_dims(graph, condition)
-    inside = distinct_sizes(graph)
-    share = max(int(_MAX_COMBINATIONS ** (1 / max(len(names), 1))), 2)
-    widths = [graph.dims[name].max - graph.dims[name].min + 1 for name in names]
-    whole = math.prod(widths) <= _MAX_COMBINATIONS
-    values = [
-        _trial_sizes(graph.dims[name], condition.numbers, width if whole else share)
-        for name, width in zip(names, widths, strict=True)
-    ]
-    # Those that other dims can neither break nor mend.
-    narrow = [other for other in others if set(_free_dims(graph, other)) <= set(names)]
-    alone: list[dict[str, int]] = []
-    for combination in itertools.product(*values):
-        chosen = dict(zip(names, combination, strict=True))
-        sizes = graph.completed_sizes({**inside, **chosen})
-        if sizes is None or condition.holds(sizes):
-            continue
-        if all(other.holds(sizes) for other in narrow):
-            alone.append(chosen)
-    rest = _assignments(graph, others, {*graph.dims} - {*names})
-    found: list[dict[str, int]] = []
-    for chosen in _spread(alone, _MAX_COMPLETED):
-        tried = (graph.completed_sizes({**inside, **one, **chosen}) for one in rest)
-        fitting = (
-            sizes
-            for sizes in tried
-            if sizes is not None
-            and not condition.holds(sizes)
-            and all(other.holds(sizes) for other in others)
-        )
-        found.extend(itertools.islice(fitting, 1))
-    return _spread(found, count), whole and not alone
-
-
-def _spread(sizes: list[dict[str, int]], count: int) -> list[dict[str, int]]:
-    """Return the first, the last, and others at random: evenly could mean one remainder only."""
-    if len(sizes) <= count:
-        return sizes
-    inner = Random(0).sample(sizes[1:-1], count - 2)  # noqa: S311 - the same sizes each time
-    return [sizes[0], *inner, sizes[-1]]
-
-
-def _assignments(
-    graph: GraphSpec, conditions: Sequence[SizeCondition], names: set[str]
-) -> list[dict[str, int]]:
-    """Return sizes of some dims to try together: inside, then around numbers in conditions."""
-    numbers = [number for condition in conditions for number in condition.numbers]
-    tried = {
-        name: _trial_sizes(graph.dims[name], numbers, _MAX_ASSIGNMENTS) for name in sorted(names)
-    }
-    random = Random(0)  # noqa: S311 - the same sizes each time
-    return [
-        {},
-        *(
-            {name: random.choice(sizes) for name, sizes in tried.items()}
-            for _ in range(_MAX_ASSIGNMENTS if tried else 0)
-        ),
-    ]
-
-
-def _free_dims(graph: GraphSpec, condition: SizeCondition) -> list[str]:
-    """Return the dims that decide whether a condition holds, in order; what follows is left out."""
-    free = set(condition.dims)
-    for one in reversed(graph.conditions):
-        if one.defined in free:
-            free = (free | one.dims) - {one.defined}
-    return sorted(free)
-
-
-def _trial_sizes(dim: DynamicDim, numbers: Sequence[int], count: int) -> list[int]:
-    """Return all sizes of a short range, or its ends, those around numbers, and random ones."""
-    if dim.max - dim.min + 1 <= count:
-        return list(range(dim.min, dim.max + 1))
-    near = {number + step for number in numbers for step in (-1, 0, 1)}
-    sizes = {size for size in near if dim.min <= size <= dim.max}
-    sizes |= {dim.min, dim.min + 1, dim.max - 1, dim.max}
-    random = Random(0)  # noqa: S311 - the same sizes each time
-    sizes |= {random.randint(dim.min, dim.max) for _ in range(max(count - len(sizes), 0))}
-    return sorted(sizes)
 
 
 def strided_copies(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
 
 import attrs
 import torch
@@ -11,20 +10,17 @@ from torch import Tensor
 
 from aitune_core._comparison import TF32_TOLERANCE, Difference, compare
 from aitune_core._flat import FlatModule
+from aitune_core._limits import needed_conditions
 from aitune_core._precision import full_float32, reduced_matmul
-from aitune_core._simplify import simplified
-from aitune_core._synthesis import breaking_sizes, corner_sizes, resize_inputs, strided_copies
+from aitune_core._synthesis import corner_sizes, resize_inputs, strided_copies
 from aitune_core._tensors import same_bits
-from aitune_core.backend import Engine
+from aitune_core.backend import Assumptions, Engine
 from aitune_core.conditions import SizeCondition
 from aitune_core.errors import RecordingError, ValidationError
 from aitune_core.specs import GraphSpec
 from aitune_core.strategy import CheckResult
 
 __all__ = ["EngineCheck"]
-
-#: At how many sizes that break a condition an engine must agree with eager to go without it.
-_BREAKING_SIZES: Final = 8
 
 
 @attrs.frozen
@@ -163,32 +159,33 @@ class EngineCheck:
                     )
 
     def needed(
-        self, engine: Engine, conditions: Sequence[SizeCondition]
+        self,
+        engine: Engine,
+        conditions: Sequence[SizeCondition],
+        assumed: Assumptions | None = None,
     ) -> tuple[SizeCondition, ...]:
         """Return those conditions without which an engine differs from eager.
 
-        A condition that follows from the others is left out, and so is one at whose breaking
-        sizes the engine agrees with eager: only the way of building asked for it.
+        Args:
+            engine: An engine that takes all sizes in the ranges.
+            conditions: Conditions under which it was built.
+            assumed: What the module takes for granted of the sizes of inputs, as conditions.
         """
-        needed = list(dict.fromkeys(conditions))
-        # The longest first: what is left is what reads best.
-        for one in sorted(needed, key=lambda condition: len(condition.text), reverse=True):
-            if self._agrees_without(one, engine, [other for other in needed if other != one]):
-                needed.remove(one)
-        return simplified(self._graph, needed)
 
-    def _agrees_without(
-        self, condition: SizeCondition, engine: Engine, others: Sequence[SizeCondition]
-    ) -> bool:
-        broken, certain = breaking_sizes(self._graph, condition, others, _BREAKING_SIZES)
-        for sizes in broken:
-            inputs = resize_inputs(self._graph, self._samples, sizes)
+        def inputs_at(sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
+            return resize_inputs(self._graph, self._samples, sizes)
+
+        def agrees(sizes: Mapping[str, int]) -> bool:
+            inputs = inputs_at(sizes)
             try:
                 case = _Case(f"sizes ({_described(sizes)})", inputs, self._eager(inputs), sizes)
                 list(self._differences(engine, case))
             except Exception:  # noqa: BLE001 - of the user's module, or a difference
                 return False
-        return bool(broken) or certain
+            return True
+
+        follow = None if assumed is None else lambda sizes: assumed(inputs_at(sizes))
+        return needed_conditions(self._graph, conditions, agrees, follow)
 
     def _differences(self, engine: Engine, case: _Case) -> Iterator[Difference]:
         inputs = case.fresh_inputs()

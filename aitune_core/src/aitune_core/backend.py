@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import attrs
 import torch
@@ -20,11 +20,15 @@ from aitune_core.specs import GraphSpec
 __all__ = [
     "ArtifactReader",
     "ArtifactWriter",
+    "Assumptions",
     "Attempt",
     "Backend",
     "BuildRequest",
     "Engine",
 ]
+
+#: Gives what a module takes for granted of the sizes of flat inputs.
+Assumptions: TypeAlias = Callable[[Sequence[Tensor]], Sequence[SizeCondition]]
 
 
 @attrs.frozen
@@ -59,7 +63,9 @@ class BuildRequest:
         check: Compares an engine with eager and raises `ValidationError` where they differ; for
             backends that have several ways to build. The core checks the result again.
         needed_conditions: Returns those of some conditions on sizes, under which an engine was
-            built, without which it differs from eager; pass them to `Engine.limit_sizes`.
+            built, without which it differs from eager; pass them to `Engine.limit_sizes`. Takes
+            the engine, the conditions, and a function that follows the module's code with given
+            inputs, by which branches at other sizes are found; None where there is none.
         record_attempt: Notes a way of building for the report.
     """
 
@@ -70,7 +76,9 @@ class BuildRequest:
     work_dir: Path
     inputs_at: Callable[[Mapping[str, int]], tuple[Tensor, ...]]
     check: Callable[[Engine], object]
-    needed_conditions: Callable[[Engine, Sequence[SizeCondition]], tuple[SizeCondition, ...]]
+    needed_conditions: Callable[
+        [Engine, Sequence[SizeCondition], Assumptions | None], tuple[SizeCondition, ...]
+    ]
     record_attempt: Callable[[Attempt], None]
 
 

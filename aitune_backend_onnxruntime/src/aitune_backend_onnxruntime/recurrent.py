@@ -1,0 +1,44 @@
+"""Recurrent layers by their shapes alone."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+import torch
+from torch import _VF
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+__all__ = ["recurrent_shapes"]
+
+_FUNCTIONS: Final = ("gru", "lstm", "rnn_relu", "rnn_tanh")
+
+
+@contextmanager
+def recurrent_shapes() -> Iterator[None]:
+    """Replace the functions of recurrent layers by ones that give results without values.
+
+    On tensors of symbolic sizes, torch writes their steps out, which fixes the length. What is
+    looked for are branches in the code around them.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in _FUNCTIONS:
+            stack.enter_context(mock.patch.object(_VF, name, _shapes, create=True))
+        yield
+
+
+def _shapes(data: Tensor, *rest: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+    """Stand in for ``torch.gru(input, hx, weights, ...)`` and its like, also for packed input."""
+    # Packed input comes with its batch sizes, plain input says last whether its batch is first.
+    packed = isinstance(rest[2], list)
+    states = rest[1] if packed else rest[0]
+    states = states if isinstance(states, tuple | list) else (states,)
+    bidirectional = rest[-1] if packed else rest[-2]
+    width = states[0].shape[-1] * (2 if bidirectional else 1)
+    return data.new_empty((*data.shape[:-1], width)), *map(torch.clone, states)
