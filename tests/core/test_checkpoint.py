@@ -22,6 +22,7 @@ from aitune_core import (
     ArtifactWriter,
     BackendUnavailableError,
     CheckpointError,
+    ConfigError,
     InputMismatchError,
     MissWarning,
     Module,
@@ -63,6 +64,8 @@ def test_module_can_be_given_as_fallback(checkpoint: Path) -> None:
     assert torch.equal(model(X), 2 * X + 3)
     with pytest.warns(MissWarning):
         assert torch.equal(model(torch.ones(6, 4)), torch.full((6, 4), 5.0))
+    with pytest.raises(ConfigError, match="training mode"):
+        loaded(checkpoint, module=Affine().train())
     strict = loaded(checkpoint, module=Affine().eval(), on_miss="error")
     with pytest.raises(InputMismatchError):
         strict(torch.ones(6, 4))

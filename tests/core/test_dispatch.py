@@ -145,6 +145,23 @@ def test_miss_speaks_of_the_nearest_of_several_graphs() -> None:
     assert (caught.value.path, caught.value.expected, caught.value.got) == ("x", 4, 5)
 
 
+def test_miss_of_a_number_says_how_it_becomes_an_input_or_what_graphs_take() -> None:
+    def scaled(x: Tensor, by: int) -> Tensor:
+        return x * by
+
+    model = model_of(scaled, (X, 3), on_miss="error")
+    with pytest.raises(InputMismatchError, match="takes 3; record calls with several values"):
+        model(X, 4)
+
+    def shaped(x: Tensor, rows: int) -> list[Tensor]:
+        return [x] * rows
+
+    model = model_of(shaped, (X, 2), (X, 3), on_miss="error")
+    with pytest.raises(InputMismatchError, match="takes 2 or 3; record such a call") as caught:
+        model(X, 4)
+    assert caught.value.expected == "2 or 3"
+
+
 def test_each_calling_form_has_its_graph() -> None:
     model = model_of(two_inputs, (X,), (X, X), ((X.long(),), {"mode": "b"}))
     assert len(graphs_of(model)) == 3

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from treedata import same
+from treedata import Plain, same
 
 from aitune_core import ConfigError
 from aitune_core._inputs import calls_of, resized_call, to_device
@@ -98,3 +98,12 @@ def test_to_device_moves_tensors_and_keeps_the_rest() -> None:
     assert args[0].device.type == "meta"
     assert args[1] == 3
     assert kwargs["y"][0].device.type == "meta"
+
+
+def test_tensors_in_plain_dataclasses_are_moved_and_resized() -> None:
+    call: Any = ((Plain(X, 3), {"y": [Y]}), {})
+    ((moved, rest), _) = to_device(call, torch.device("meta"))
+    assert isinstance(moved, Plain)
+    assert moved.first.device.type == rest["y"][0].device.type == "meta"
+    ((longer, _), _) = resized_call(call, 5)
+    assert longer.first.shape == (5, 3)

@@ -224,6 +224,45 @@ def test_buffers_that_forward_changes_are_refused(how: str) -> None:
     assert problem_of(Counter(how), (X,), (X,)).path == "count"
 
 
+def _append(x: Tensor, cache: list[Tensor]) -> Tensor:
+    cache.append(x)
+    return x * 2
+
+
+def _replace(x: Tensor, cache: list[Tensor]) -> Tensor:
+    cache[0] = cache[0] + x
+    return cache[0]
+
+
+def _remove(x: Tensor, cache: list[Tensor]) -> Tensor:
+    return x + cache.pop()
+
+
+def _put(x: Tensor, cache: dict[str, Any]) -> Tensor:
+    cache["y"] = x * 2
+    return x
+
+
+@pytest.mark.parametrize(
+    ("forward", "make"),
+    [
+        (_append, lambda: [X]),
+        (_replace, lambda: [X]),
+        (_remove, lambda: [X]),
+        (_put, lambda: {"x": X}),
+        (_put, lambda: {"y": X}),
+    ],
+)
+def test_containers_that_forward_changes_are_refused(forward: Any, make: Any) -> None:
+    error = problem_of(Function(forward), (X, make()))
+    assert error.path == "cache"
+    assert "forward changes argument 'cache' itself" in str(error)
+
+
+def test_containers_that_forward_only_reads_or_copies_are_fine() -> None:
+    assert len(recorded(Function(lambda x, cache: _append(x, list(cache))), (X, [X]))) == 1
+
+
 def test_buffers_that_forward_only_reads_are_fine() -> None:
     assert len(recorded(Counter("not"), (X,))) == 1
 

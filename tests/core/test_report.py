@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
 from fake_plugin import empty_registry
 from fakes import FakeBackend, Fault
-from samples import batches, mlp
+from samples import Function, batches, mlp
+from torch import Tensor
 
 from aitune_core import (
     Attempt,
@@ -76,6 +78,39 @@ def test_summary_names_module_graph_backend_and_reason(report: TuneReport) -> No
     ):
         assert text in summary
     assert "more" not in summary
+
+
+def test_summary_of_a_failure_says_each_thing_once_and_in_short_lines() -> None:
+    class Fails(Tries):
+        def build(self, request: BuildRequest) -> Engine:
+            super().build(request)
+            msg = "none of 2 ways:\n1. A: no A\n2. B: " + 400 * "b"
+            request.record_attempt(Attempt("export with C", succeeded=False, detail=400 * "c"))
+            raise BuildError(msg)
+
+    model = Module(mlp(), "net", strategy=FirstWinsStrategy([Fails()]))
+    report = tune(model, batches(2), device="cpu", registry=empty_registry(), on_failure="eager")
+    summary = report.summary()
+    assert summary.count("no A") == 1
+    assert "b" * 20 not in summary
+    assert "graph_0: 1 call" in summary.splitlines()[2]
+    assert "-> eager: no candidate won: fake failed: none of 2 ways:" in summary
+    assert max(map(len, summary.splitlines())) < 340
+    assert 400 * "b" in report.to_json()
+
+
+def test_summary_lists_arguments_that_are_fixed() -> None:
+    def forward(
+        x: Tensor, k: int, mode: str = "a", *, deep: dict[str, Any] | None = None
+    ) -> Tensor:
+        return x * k
+
+    model = Module(Function(forward).eval(), "net", strategy=FirstWinsStrategy([FakeBackend()]))
+    calls = [((torch.ones(2), 3), {"deep": {"flag": True, "y": torch.ones(1)}})]
+    report = tune(model, calls, device="cpu", registry=empty_registry(), dry_run=True)
+    (graph,) = report.modules[0].graphs
+    assert graph.constants == ("k = 3", "deep['flag'] = True")
+    assert "    fixed: k = 3" in report.summary()
 
 
 def test_error_keeps_the_chain_of_its_causes() -> None:

@@ -131,6 +131,8 @@ def test_calls_that_reach_no_wrapped_module_are_an_error() -> None:
         ({"device": 1.5}, "device"),
         ({"device": "cuda:99"}, "device"),
         ({"batch_sizes": [0]}, "batch_sizes"),
+        ({"batch_sizes": 8}, "batch_sizes"),
+        ({"batch_sizes": "8"}, "batch_sizes"),
         ({"batch_sizes": [True]}, "batch_sizes"),
         ({"batch_sizes": [2.0]}, "batch_sizes"),
         ({"max_calls": 0}, "max_calls"),

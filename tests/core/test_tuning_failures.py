@@ -147,8 +147,10 @@ def test_error_of_the_module_is_the_users() -> None:
         msg = "mine"
         raise KeyError(msg)
 
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(KeyError, match="mine") as caught:
         tune_on_cpu(wrapped(Function(forward)))
+    (note,) = caught.value.__notes__
+    assert note.startswith("in call 1 of input_data, taken as (Tensor); a call is")
     assert torch.is_grad_enabled()
     model = wrapped()
     tune_on_cpu(model)

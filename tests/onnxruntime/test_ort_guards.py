@@ -145,7 +145,7 @@ def test_steps_of_recurrent_layers_are_no_branches(
             self.layer = layer(10, 4, 2, batch_first=True, bidirectional=directions == 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            y, _ = self.layer(x)
+            y: Tensor = self.layer(x)[0]
             assert y.shape == (*x.shape[:2], 4 * directions)
             return y * 2 if x.shape[1] > 7 else y
 

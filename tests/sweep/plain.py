@@ -150,7 +150,7 @@ OTHER: Final = (
         ("batch", "length"),
         _LENGTH,
         {
-            "nn.TransformerEncoder": (nets.TorchEncoder, _padded),
+            "nn.TransformerEncoder, not nested": (nets.TorchEncoder, _padded),
             "recommender (DLRM)": (nets.Recommender, _features),
             "embedding bags at offsets": (nets.OffsetBags, _bags),
         },

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import torch
+from torch import nn
 
 from aitune_backend_onnxruntime.config import ONNXExecutionProvider, ONNXRuntimeBackendConfig
 from aitune_backend_onnxruntime.dtypes import check_dtypes
@@ -52,6 +53,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ONNXRuntimeBackend"]
 
+#: What may be behind a difference of `torch.nn.TransformerEncoder`.
+_PADDING: Final = (
+    "note: with a padding mask, nn.TransformerEncoder's fused eager path writes zeros at padded "
+    "places, which no export does; make it with enable_nested_tensor=False"
+)
 _FROZEN: Final = "not tried: the module's code looks at values, which a trace would freeze"
 _STORED: Final = frozenset({"model", "exporter", "opset", "provider", "options"})
 
@@ -120,7 +126,7 @@ class ONNXRuntimeBackend(Backend):
                 detail = "; ".join(filter(None, [plan.note, _limits(request.graph, engine.graph)]))
                 request.record_attempt(Attempt(plan.step, succeeded=True, detail=detail))
                 return engine
-        raise _summary(failures, request.graph)
+        raise _summary(failures, request)
 
     def _worth_older_opset(
         self,
@@ -242,8 +248,12 @@ def _stored(
     return artifacts.path(model), exporter, provider, checked.to_options()
 
 
+def _skips_padding(part: nn.Module) -> bool:
+    return isinstance(part, nn.TransformerEncoder) and bool(part.use_nested_tensor)
+
+
 def _summary(
-    failures: list[tuple[ExportPlan, BuildError | ValidationError]], graph: GraphSpec
+    failures: list[tuple[ExportPlan, BuildError | ValidationError]], request: BuildRequest
 ) -> BuildError:
     """Return one error for all attempts, caused by the most telling one."""
     checks = [error for _, error in failures if isinstance(error, ValidationError)]
@@ -254,7 +264,9 @@ def _summary(
         for number, (plan, error) in enumerate(failures, 1)
     ]
     ways = "the only way" if len(failures) == 1 else f"any of {len(failures)} ways"
-    msg = "\n".join((f"graph {graph.name!r} could not be built in {ways}:", *lines))
+    msg = "\n".join((f"graph {request.graph.name!r} could not be built in {ways}:", *lines))
+    if any(map(_skips_padding, request.module.modules())):
+        msg += f"\n{_PADDING}"
     if isinstance(cause, OnnxExportError):
         summary: BuildError = OnnxExportError(msg, exporter=cause.exporter, hint=cause.hint)
     else:

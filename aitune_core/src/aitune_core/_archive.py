@@ -148,7 +148,10 @@ def read_manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
     """
     names = archive.namelist()
     if names.count(_MANIFEST) != 1 or names.count(_MANIFEST_HASH) != 1:
-        msg = f"the file is no aitune checkpoint: it holds no {_MANIFEST} with a {_MANIFEST_HASH}"
+        msg = (
+            "the file is no aitune checkpoint, which is what aitune_core.save writes: it holds no "
+            f"{_MANIFEST} with a {_MANIFEST_HASH}"
+        )
         raise CheckpointFormatError(msg, expected=_MANIFEST, got=names[:20])
     if archive.getinfo(_MANIFEST).file_size > _MAX_MANIFEST_BYTES:
         msg = f"{_MANIFEST} is larger than {_MAX_MANIFEST_BYTES} bytes"

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import attrs
 
 from aitune_core._tree_json import structure_from_json, structure_to_json
-from aitune_core._trees import Omitted, Structure, TreeError, flatten, hole_paths, unflatten
+from aitune_core._trees import (
+    Omitted,
+    Structure,
+    TreeError,
+    flatten,
+    hole_paths,
+    leaf_paths,
+    unflatten,
+)
 from aitune_core.errors import CallFormError
 
 __all__ = ["CallForm", "Parameter"]
@@ -167,6 +175,16 @@ class CallForm:
         """Return bound values for a call structure and its tensors."""
         remaining = iter(leaves)
         return [unflatten(child, remaining) for child in structure]
+
+    def constants(self, structure: Sequence[Structure]) -> Iterator[str]:
+        """Yield path and value of what a call gives that is no tensor, apart from defaults."""
+        for parameter, child in zip(self.parameters, structure, strict=True):
+            default = parameter.default
+            if default is not inspect.Parameter.empty and child == flatten(default, []):
+                continue
+            for path, leaf in leaf_paths(child, parameter.name):
+                if not hole_paths(leaf):
+                    yield f"{path} = {unflatten(leaf, iter(()))!r}"
 
     def leaf_paths(self, structure: Sequence[Structure]) -> list[str]:
         """Return the path of every tensor of a call structure, in order."""

@@ -74,7 +74,10 @@ def save(
     state = state_of(model)
     dispatcher = state.dispatcher
     if dispatcher is None:
-        msg = f"module {state.name!r} is not tuned; call aitune_core.tune before saving"
+        msg = (
+            f"module {state.name!r} is not tuned, or its weights were changed since; call "
+            "aitune_core.tune before saving"
+        )
         raise CheckpointError(msg, path=str(path), expected="a tuned module", got="an untuned one")
     registry = registry or default_registry()
     files: dict[str, Path] = {}
@@ -173,6 +176,7 @@ def load(
         registry: The plugins to use; None means the installed ones.
 
     Raises:
+        ConfigError: ``module`` is in training mode, or another argument cannot be used.
         CheckpointError: The file is unreadable, was changed, is of an unknown format, or does not
             fit ``module``.
         BackendUnavailableError: A backend that it needs is not installed or cannot run here.
@@ -180,6 +184,9 @@ def load(
     path = Path(path)
     registry = registry or default_registry()
     check_on_miss(on_miss)
+    if isinstance(module, nn.Module) and module.training:
+        msg = "module is in training mode, in which every call is eager; call module.eval() first"
+        raise ConfigError(msg, field="module", value=type(module), allowed="a module in eval mode")
     graphs: list[TunedGraph] = []
     with opened(path) as archive:
         manifest = read_manifest(archive)

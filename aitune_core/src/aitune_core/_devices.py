@@ -32,7 +32,8 @@ def existing_device(device: torch.device | str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found.type != "cuda" or count == 0:
         have = f"{count} CUDA devices" if count else "no CUDA device"
-        msg = f"device {str(found)!r} is not available: there is {have} here; use 'cpu'"
+        known = "" if found.type == "cuda" else "only cuda and cpu are supported, and "
+        msg = f"device {str(found)!r} is not available: {known}there is {have} here; use 'cpu'"
         raise ConfigError(msg, field="device", value=device, allowed="an available device")
     index: int | None = found.index
     if index is None:

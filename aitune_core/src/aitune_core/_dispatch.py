@@ -215,20 +215,38 @@ class Dispatcher:
                     msg, path=spec.path, expected=str(self.device), got=str(leaf.device)
                 )
 
+    def _values_at(self, position: int, form: CallStructure) -> list[str]:
+        """Return what forms that are otherwise equal have in one place."""
+        return [
+            _describe(other[position])
+            for other in self._by_form
+            if all(
+                one == two
+                for place, (one, two) in enumerate(zip(form, other, strict=True))
+                if place != position
+            )
+        ]
+
     def _form_mismatch(self, structure: CallStructure) -> InputMismatchError:
         """Say which argument differs from the nearest tuned calling form."""
         nearest = max(
             self._by_form,
             key=lambda form: sum(a == b for a, b in zip(form, structure, strict=True)),
         )
-        for parameter, expected, got in zip(
-            self.call_form.parameters, nearest, structure, strict=True
-        ):
+        for position, (expected, got) in enumerate(zip(nearest, structure, strict=True)):
             if expected != got:
-                path, wanted, found = _first_difference(parameter.name, expected, got)
+                path, wanted, found = _first_difference(
+                    self.call_form.parameters[position].name, expected, got
+                )
+                advice = "record such a call to tune for it"
+                if _both_numbers(expected, got):
+                    values = self._values_at(position, nearest)
+                    wanted = " or ".join(values)
+                    if len(values) == 1:
+                        advice = "record calls with several values of it, so that it is an input"
                 msg = (
                     f"argument {path!r} is {found}, the nearest tuned graph takes {wanted}; "
-                    "record such a call to tune for it"
+                    f"{advice}"
                 )
                 return InputMismatchError(msg, path=path, expected=wanted, got=found)
         msg = "the call differs from every tuned graph"  # unreachable unless forms are equal
@@ -252,6 +270,14 @@ def _first_difference(path: str, expected: Structure, got: Structure) -> tuple[s
             f"{words[1]}{order} with {surplus or 'them'}",
         )
     return path, *words
+
+
+def _both_numbers(*structures: Structure) -> bool:
+    """Whether two structures are numbers by value, of one type."""
+    if any(structure[0] != "=" for structure in structures):
+        return False
+    one, other = (unflatten(structure, iter(())) for structure in structures)
+    return type(one) is type(other) and type(one) in {int, float}
 
 
 def _describe(structure: Structure) -> str:

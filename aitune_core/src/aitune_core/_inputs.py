@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from aitune_core._trees import TreeError, flatten, unflatten
 from aitune_core.errors import ConfigError
 
 __all__ = ["Call", "calls_of", "resized_call", "to_device"]
@@ -33,8 +34,8 @@ def calls_of(input_data: object, max_calls: int | None) -> Iterator[Call]:
         elements = input_data
     else:
         msg = (
-            "input_data must be a tensor, a call or an iterable of calls, got "
-            f"{type(input_data).__name__}"
+            "input_data must be a tensor, a call or an iterable of calls such as a DataLoader, "
+            f"got {type(input_data).__name__}"
         )
         raise ConfigError(msg, field="input_data", value=input_data, allowed="calls")
     for element in itertools.islice(elements, max_calls):
@@ -69,8 +70,19 @@ def _keywords(mapping: Mapping[Any, Any]) -> dict[str, Any]:
 
 def to_device(call: Call, device: torch.device) -> Call:
     """Return the call with its tensors on ``device``."""
-    moved: Call = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), call)
-    return moved
+    return _mapped(call, lambda tensor: tensor.to(device))
+
+
+def _mapped(call: Call, change: Callable[[Tensor], Tensor]) -> Call:
+    """Return the call with other tensors; objects that are no containers stay as they are."""
+    tensors: list[Tensor] = []
+    try:
+        structure = flatten(call, tensors)
+    except TreeError:
+        mapped: Call = pytree.tree_map_only(Tensor, change, call)
+        return mapped
+    changed: Call = unflatten(structure, map(change, tensors))
+    return changed
 
 
 def resized_call(call: Call, batch: int) -> Call:
@@ -81,10 +93,18 @@ def resized_call(call: Call, batch: int) -> Call:
     Raises:
         ConfigError: The call has no tensor with rows.
     """
-    tensors = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, Tensor) and leaf.dim()]
+    tensors: list[Tensor] = []
+
+    def gather(tensor: Tensor) -> Tensor:
+        if tensor.dim():
+            tensors.append(tensor)
+        return tensor
+
+    _mapped(call, gather)
     rows = tensors[0].shape[0] if tensors else 0
     if rows == 0:
-        msg = "batch_sizes needs calls whose first tensor has at least one row"
+        what = "a first tensor of at least one row" if tensors else "tensors with a batch axis"
+        msg = f"batch_sizes needs calls with {what}; give calls of these sizes in input_data"
         raise ConfigError(msg, field="batch_sizes", value=batch, allowed="batched calls")
 
     def resize(tensor: Tensor) -> Tensor:
@@ -92,5 +112,4 @@ def resized_call(call: Call, batch: int) -> Call:
             return tensor
         return tensor[torch.arange(batch, device=tensor.device) % rows]
 
-    resized: Call = pytree.tree_map_only(Tensor, resize, call)
-    return resized
+    return _mapped(call, resize)

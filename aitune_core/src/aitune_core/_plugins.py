@@ -246,7 +246,10 @@ class PluginRegistry:
         try:
             return strategy_class(**options)
         except TypeError as error:
-            msg = f"strategy {name!r} cannot be made with options {sorted(options)}: {error}"
+            msg = (
+                f"strategy {name!r} cannot be made from its name with options {sorted(options)}: "
+                f"{error}; pass an instance, such as OneBackendStrategy('onnxruntime')"
+            )
             raise ConfigError(msg, field="options", value=options) from error
 
     def _source(

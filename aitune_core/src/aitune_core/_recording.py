@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from aitune_core._calls import CallForm
 from aitune_core._scalars import family, lift, numbers_of, scalar_tensor
 from aitune_core._tensors import plain_tensor, same_bits, share_memory, version_of
-from aitune_core._trees import Structure, TreeError, flatten
+from aitune_core._trees import Structure, TreeError, flatten, hole_paths
 from aitune_core.errors import RecordingError
 
 __all__ = [
@@ -109,17 +110,11 @@ class ModuleRecording:
         state = self._state_versions()
         versions = [version_of(leaf) for leaf in leaves]
         result = self.module.forward(*args, **kwargs)
-        changed = [
-            name
-            for name, (tensor, version) in self._state_versions().items()
-            if name not in state or state[name][0] is not tensor or state[name][1] != version
-        ]
-        if changed:
-            self._refuse(
-                f"forward changes its own state {changed[0]!r} on each call, which an engine "
-                "would lose; make it an input and an output",
-                changed[0],
-            )
+        lost = self._changed_state(state) or self._changed_argument(
+            args, kwargs, call_structure, leaves
+        )
+        if lost is not None:
+            self._refuse(*lost)
             return result
         mutated = frozenset(
             index
@@ -164,6 +159,44 @@ class ModuleRecording:
                 reason = "the call is under torch.autocast; cast the module instead"
                 raise TreeError(reason, path)
         return structure, leaves
+
+    def _changed_state(self, before: Mapping[str, tuple[Tensor, int]]) -> tuple[str, str] | None:
+        """Return why a call that changed the module's own tensors is refused, and which one."""
+        for name, (tensor, version) in self._state_versions().items():
+            if name not in before or before[name][0] is not tensor or before[name][1] != version:
+                reason = (
+                    f"forward changes its own state {name!r} on each call, which an engine would "
+                    "lose; make it an input and an output"
+                )
+                return reason, name
+        return None
+
+    def _changed_argument(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        structure: tuple[Structure, ...],
+        leaves: Sequence[Tensor],
+    ) -> tuple[str, str] | None:
+        """Return why a call that put something into an argument, or took it out, is refused."""
+        given = iter(leaves)
+        values = self.call_form.bind(args, kwargs)
+        for parameter, value, before in zip(
+            self.call_form.parameters, values, structure, strict=True
+        ):
+            found: list[Tensor] = []
+            try:
+                after = flatten(value, found)
+            except TreeError:
+                after = None
+            own = list(itertools.islice(given, len(hole_paths(before))))
+            if after != before or any(a is not b for a, b in zip(found, own, strict=True)):
+                reason = (
+                    f"forward changes argument {parameter.name!r} itself, not only tensors in it, "
+                    "which an engine would not do; let it change a copy, or return what is new"
+                )
+                return reason, parameter.name
+        return None
 
     def _state_versions(self) -> dict[str, tuple[Tensor, int]]:
         # The tensors themselves, not their ids: those of dead ones are given out again.

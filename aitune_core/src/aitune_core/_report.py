@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -18,6 +18,9 @@ __all__ = [
     "ModuleReport",
     "TuneReport",
 ]
+
+#: How much of a line is shown, in characters.
+_LINE_LENGTH: Final = 300
 
 
 @attrs.frozen(kw_only=True)
@@ -77,6 +80,7 @@ class GraphReport:
         name: Name of the graph.
         inputs: Its tensors, with dtype, shape and dims in words.
         dims: Its dims with their ranges, in words.
+        constants: Arguments that are no tensors and not at their defaults, such as ``"k = 3"``.
         conditions: What sizes must meet besides, for the winner to take the call.
         samples: Number of recorded calls.
         candidates: What became of each candidate that was tried.
@@ -88,6 +92,7 @@ class GraphReport:
     inputs: tuple[str, ...]
     dims: tuple[str, ...]
     samples: int
+    constants: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
     candidates: tuple[CandidateReport, ...] = ()
     winner: str | None = None
@@ -155,28 +160,34 @@ class TuneReport:
 
 def _graph_lines(graph: GraphReport) -> list[str]:
     dims = f", dims {', '.join(graph.dims)}" if graph.dims else ""
-    lines = [f"  {graph.name}: {graph.samples} calls{dims}"]
+    calls = "1 call" if graph.samples == 1 else f"{graph.samples} calls"
+    lines = [f"  {graph.name}: {calls}{dims}"]
     lines.extend(f"    {tensor}" for tensor in graph.inputs)
-    lines.extend(f"    sizes with {condition}" for condition in graph.conditions)
+    lines.extend(f"    fixed: {constant}" for constant in graph.constants)
+    lines.extend(f"    only sizes with {condition}" for condition in graph.conditions)
     for candidate in graph.candidates:
         lines.extend(_candidate_lines(candidate))
     if graph.reason:
-        lines.append(f"    -> {graph.winner or 'eager'}: {graph.reason}")
+        lines.append(f"    -> {graph.winner or 'eager'}: {_first_line(graph.reason)}")
     return lines
+
+
+def _first_line(text: str) -> str:
+    """Return the first line of a text, shortened; the whole is in the report's JSON."""
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= _LINE_LENGTH else f"{line[:_LINE_LENGTH]}..."
 
 
 def _candidate_lines(candidate: CandidateReport) -> list[str]:
     tried = [
         f"      {'ok' if attempt.succeeded else 'no'}: {attempt.step}"
-        + (f": {attempt.detail.splitlines()[0]}" if attempt.detail else "")
+        + (f": {_first_line(attempt.detail)}" if attempt.detail else "")
         for attempt in candidate.attempts
     ]
     if candidate.error is not None:
-        return [
-            f"    {candidate.backend}: failed after {candidate.build_seconds:.1f} s",
-            *tried,
-            f"      {candidate.error}",
-        ]
+        failed = f"    {candidate.backend}: failed after {candidate.build_seconds:.1f} s"
+        # Where attempts are listed, the error only gathers them.
+        return [failed, *(tried or [f"      {_first_line(candidate.error)}"])]
     facts = [f"built in {candidate.build_seconds:.1f} s"]
     if candidate.check is not None:
         facts.append(

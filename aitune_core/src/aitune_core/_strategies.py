@@ -68,7 +68,7 @@ class FirstWinsStrategy(Strategy):
         for backend in trial.backends:
             outcome = trial.evaluate(backend)
             if not outcome.succeeded:
-                lost.append(f"{backend.name} failed")
+                lost.append(f"{backend.name} failed: {outcome.error}")
             elif self.allow_slower or (outcome.speedup or 0.0) >= 1.0:
                 return Decision(outcome, f"first correct candidate; {_ratio(outcome)}")
             else:
@@ -78,4 +78,8 @@ class FirstWinsStrategy(Strategy):
 
 def _ratio(outcome: Outcome) -> str:
     speedup = outcome.speedup
-    return "speed not measured" if speedup is None else f"{speedup:.2f} times as fast as eager"
+    if not speedup:
+        return "speed not measured"
+    if speedup < 1:
+        return f"takes {1 / speedup:.2f} times as long as eager"
+    return f"{speedup:.2f} times as fast as eager"

@@ -212,8 +212,8 @@ def _registered_type(name: object, context: object) -> tuple[type, object]:
     found = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
     if found is None:
         reason = (
-            f"the type {name!r} is not registered with torch's pytree here; import the module "
-            "that registers it before loading"
+            f"the type {name!r} is not registered with torch's pytree here; import what registers "
+            f"it before loading: import {name.rpartition('.')[0] or name}"
         )
         raise TreeError(reason)
     if pytree.is_namedtuple_class(found):

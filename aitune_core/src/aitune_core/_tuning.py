@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import attrs
 import pluggy
@@ -150,6 +150,9 @@ def _check_arguments(
     if not callable(func):
         msg = f"func must be a Module or a callable that calls one, got {func!r}"
         raise ConfigError(msg, field="func", value=func, allowed="a Module or a callable")
+    if batch_sizes is not None and not isinstance(batch_sizes, tuple | list | range):
+        msg = f"batch_sizes must be a sequence of integers such as [1, 8], got {batch_sizes!r}"
+        raise ConfigError(msg, field="batch_sizes", value=batch_sizes, allowed="integers >= 1")
     for field, values in (
         ("batch_sizes", batch_sizes),
         ("max_calls", None if max_calls is None else [max_calls]),
@@ -202,7 +205,13 @@ def _record(
         for call in calls_of(input_data, max_calls):
             for args, kwargs in _variants(call, batch_sizes, device):
                 count += 1
-                func(*args, **kwargs)
+                try:
+                    func(*args, **kwargs)
+                except Exception as error:
+                    error.add_note(
+                        f"in call {count} of input_data, taken as {_words(args, kwargs)}"
+                    )
+                    raise
     if count == 0:
         msg = "input_data holds no calls; give at least one"
         raise RecordingError(msg)
@@ -213,6 +222,16 @@ def _record(
         )
         raise RecordingError(msg)
     return recorder
+
+
+def _words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Say how an element of ``input_data`` was understood."""
+    kinds = [type(value).__name__ for value in args]
+    kinds += [f"{name}={type(value).__name__}" for name, value in kwargs.items()]
+    return (
+        f"({', '.join(kinds)}); a call is a tensor, a tuple of arguments, a dict of keyword "
+        "arguments, or (args, kwargs)"
+    )
 
 
 def _variants(
@@ -307,13 +326,13 @@ def _decide_family(
     count = len(recorded.by_value)
     if count > _MAX_GRAPHS_BY_VALUE:
         plan.notes.append(
-            f"{numbers} took {count} values and cannot be inputs; these calls stay eager: "
-            f"{decision.reason}"
+            f"{numbers}: no backend takes them as inputs, and {count} values are too many for a "
+            f"graph each; these calls stay eager: {decision.reason}"
         )
         return
     plan.notes.append(
-        f"{numbers} cannot be inputs; the {count} recorded values have a graph each, calls with "
-        "other values run eagerly"
+        f"{numbers}: no backend takes them as inputs; the {count} recorded values have a graph "
+        "each, calls with other values run eagerly"
     )
     for graph in recorded.by_value:
         _decide_graph(plan, graph, device, observers, on_failure)
@@ -322,7 +341,8 @@ def _decide_family(
 def _changing_numbers(recorded: RecordedGraph) -> str:
     inputs = recorded.spec.inputs
     places = scalar_kinds(recorded.spec.call_structure)
-    return "numbers " + ", ".join(repr(inputs[place].path) for place in places)
+    paths = [repr(inputs[place].path) for place in places]
+    return f"{'number' if len(paths) == 1 else 'numbers'} {', '.join(paths)}"
 
 
 def _decide_graph(
@@ -400,6 +420,7 @@ def _module_report(plan: _Plan) -> ModuleReport:
                 inputs=tuple(str(spec) for spec in recorded.spec.inputs),
                 dims=tuple(str(dim) for dim in recorded.spec.dims.values()),
                 samples=len(recorded.samples),
+                constants=tuple(plan.state.call_form.constants(recorded.spec.call_structure)),
                 conditions=tuple(map(str, (_served(winner) or recorded.spec).conditions)),
                 candidates=tuple(
                     CandidateReport.of(outcome) for outcome in plan.trials[position].outcomes

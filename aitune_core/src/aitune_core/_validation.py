@@ -125,6 +125,8 @@ class EngineCheck:
         worst = Difference(0.0, 0.0, self._graph.outputs[0].path if self._graph.outputs else "")
         outside: list[str] = []
         for case in self._cases:
+            if case.sizes is None:
+                self._check_recorded(engine.graph, case)
             broken = case.sizes and engine.graph.broken_condition(case.sizes)
             if broken:
                 outside.append(f"{case.label}: the engine takes sizes with {broken}")
@@ -141,6 +143,15 @@ class EngineCheck:
             tolerance_share=worst.share,
             skipped=(*self._skipped, *outside),
         )
+
+    def _check_recorded(self, graph: GraphSpec, case: _Case) -> None:
+        """Refuse limits that leave out a recorded call."""
+        sizes = self._graph.dim_sizes(case.inputs)
+        broken = graph.broken_condition(sizes)
+        if broken is not None:
+            got = " and ".join(f"{name} = {sizes[name]}" for name in sorted(broken.dims))
+            msg = f"what was built takes sizes with {broken}, and {case.label} has {got}"
+            raise ValidationError(msg, kind="sizes", expected=broken.text, got=got, case=case.label)
 
     def _check_declared(self, graph: GraphSpec) -> None:
         """Refuse limits that cut off an end of a range that the user asked for."""
