@@ -126,6 +126,21 @@ def test_transformer_layers_agree_with_eager(dtype: torch.dtype) -> None:
     assert float((got - expected).abs().max()) <= _allowed(dtype) * float(expected.abs().max())
 
 
+@pytest.mark.parametrize("use_dynamo", [True, False])
+def test_default_device_of_the_caller_may_be_the_gpu(*, use_dynamo: bool) -> None:
+    class Positions(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + torch.arange(x.shape[1]))[:, 1:].flip(1)
+
+    with torch.device("cuda"):
+        calls = [torch.randn(2, 4), torch.randn(3, 9)]
+        strategy = ait.OneBackendStrategy(("onnxruntime", {"use_dynamo": use_dynamo}))
+        model = ait.Module(Positions().eval(), strategy=strategy, on_miss="error")
+        ait.tune(model, calls)
+        x = torch.randn(2, 6)
+        assert torch.equal(model(x), Positions()(x))
+
+
 def test_convolutions_agree_with_eager() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(

@@ -42,7 +42,11 @@ def placed(value: Any) -> Any:
     if DEVICE.type != "cpu":
         with contextlib.suppress(TreeError):
             flatten(value, tensors)
-    return copy.deepcopy(value, {id(tensor): tensor.to(DEVICE) for tensor in tensors})
+    # Those that are there already are copied together: views of one memory stay views of one.
+    moved = {
+        id(tensor): tensor.to(DEVICE) for tensor in tensors if tensor.device.type != DEVICE.type
+    }
+    return copy.deepcopy(value, moved)
 
 
 def assert_tensor(expected: Tensor, got: Tensor, path: str) -> None:

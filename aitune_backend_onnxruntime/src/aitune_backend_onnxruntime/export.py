@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import attrs
 import onnx
 import torch
+from torch import nn
 
 from aitune_backend_onnxruntime.attention import plain_attention
 from aitune_backend_onnxruntime.config import TRACER_OPSETS
@@ -241,6 +242,20 @@ def _dynamic_shapes(spec: TensorSpec, shapes: Shapes) -> dict[int, Any]:
     return dict.fromkeys(varying_axes(spec), hint.AUTO)
 
 
+class _OnDevice(nn.Module):
+    """A module that makes its tensors on the default device of its caller."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.module = module
+        self.device = device
+        self.training = module.training
+
+    def forward(self, *inputs: Tensor) -> Any:  # noqa: ANN401
+        with self.device:
+            return self.module(*inputs)
+
+
 def _export_with_tracer(
     plan: ExportPlan, request: BuildRequest, inputs: tuple[Tensor, ...], path: Path
 ) -> tuple[SizeCondition, ...]:
@@ -250,10 +265,12 @@ def _export_with_tracer(
         for spec in (*graph.inputs, *graph.outputs)
         if spec.dynamic_axes
     }
-    with warnings.catch_warnings(record=True) as caught:
+    # The tracer makes constants of its own, and crashes where the default device is a GPU.
+    default = torch.get_default_device()
+    with warnings.catch_warnings(record=True) as caught, torch.device("cpu"):
         warnings.simplefilter("always", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         torch.onnx.export(
-            request.module,
+            _OnDevice(request.module, default),
             inputs,
             str(path),
             dynamo=False,
