@@ -142,6 +142,29 @@ def test_on_failure_eager_tunes_the_graphs_that_work() -> None:
     assert len(graphs_of(model)) == 1
 
 
+@pytest.mark.parametrize("how", ["fails", "dry run"])
+def test_modes_are_what_they_were_where_nothing_was_tuned(how: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train()
+    net[1].eval()
+    liar = FakeBackend(fault=Fault.ZEROS)
+    model = Module(net, "net", strategy=FirstWinsStrategy([liar]))
+    if how == "fails":
+        with pytest.raises(TuningError):
+            tune_on_cpu(model, [torch.randn(2, 4)])
+    else:
+        tune_on_cpu(model, [torch.randn(2, 4)], dry_run=True)
+    assert [part.training for part in net.modules()] == [True, True, False]
+
+
+def test_tensors_that_forward_changes_are_the_users_again_after_tuning() -> None:
+    def forward(x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+    samples = [torch.ones(2, 4), torch.ones(3, 4).t().contiguous().t()]
+    tune_on_cpu(wrapped(Function(forward)), samples, batch_sizes=[4], on_failure="eager")
+    assert all(bool((sample == 1).all()) for sample in samples)
+
+
 def test_error_of_the_module_is_the_users() -> None:
     def forward(x: Tensor) -> Tensor:
         msg = "mine"

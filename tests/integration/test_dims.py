@@ -61,6 +61,19 @@ def test_sizes_that_are_equal_by_chance_stay_independent(tune: Tune) -> None:
         tuned.same(*_qkv(*sizes))
 
 
+def test_recorded_broadcast_is_taken_beside_equal_sizes(tune: Tune) -> None:
+    class Adds(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x * 2 + y
+
+    calls = [(torch.randn(4, 3), torch.randn(rows, 3)) for rows in (1, 4)]
+    tuned = tune(Adds(), [*calls, (torch.randn(2, 3), torch.randn(2, 3))])
+    for rows, others in ((3, 1), (3, 3), (2, 1), (4, 4)):
+        tuned.same(torch.randn(rows, 3), torch.randn(others, 3))
+    with pytest.raises(ait.AituneError):
+        tuned.model(torch.randn(4, 3), torch.randn(3, 3))
+
+
 def test_sizes_that_always_moved_together_are_one_dim(tune: Tune) -> None:
     tuned = tune(Attend(), [_qkv(2, 4, 4), _qkv(2, 7, 7)])
     assert len(tuned.graphs[0].dims) == 1

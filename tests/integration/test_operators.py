@@ -296,6 +296,35 @@ def test_negative_values_of_an_index_count_from_the_end(tune: Tune, low: int) ->
     assert _right_or_refused(tune, Calls(pick), calls, unseen)
 
 
+class Indexed(nn.Module):
+    """A recurrent layer, which dynamo cannot export, and indexing that a trace gets wrong."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.RNN(3, 4, batch_first=True), kind
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        last: Tensor = self.layer(x)[0][:, -1]
+        if self.kind == "index_add":
+            return last.new_zeros(5, 4).index_add(0, index, last)
+        if self.kind == "index_put":
+            return last.new_zeros(5, 4).index_put((index,), last, accumulate=True)
+        return last[torch.arange(last.shape[0], device=last.device), index]
+
+
+@pytest.mark.parametrize("kind", ["index_add", "index_put", "gather"])
+def test_indexing_that_traces_get_wrong_is_right_or_refused(tune: Tune, kind: str) -> None:
+    calls = [
+        (torch.randn(3, 4, 3), torch.tensor([0, 1, 2])),
+        (torch.randn(4, 6, 3), torch.tensor([3, 2, 1, 0])),
+    ]
+    tuned = tune(Indexed(kind), calls, on_miss="eager", on_failure="eager", wins=False)
+    index = torch.tensor([-1, -2, -3] if kind == "gather" else [1, 1, 1])
+    x = torch.randn(3, 5, 3)
+    assert torch.allclose(tuned.model(x, index), tuned.expected(x, index), atol=1e-5)
+    assert tuned.winners == ["onnxruntime"] or "a trace" in str(tuned.report)
+
+
 def test_floor_division_and_remainder_of_negative_tensors(tune: Tune) -> None:
     def divide(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return x // y, x % y, torch.div(x, y, rounding_mode="trunc"), torch.fmod(x, y)

@@ -20,6 +20,7 @@ from aitune_backend_onnxruntime.attention import plain_attention
 from aitune_backend_onnxruntime.config import TRACER_OPSETS
 from aitune_backend_onnxruntime.errors import OnnxExportError
 from aitune_backend_onnxruntime.guards import export_conditions, trace_conditions
+from aitune_backend_onnxruntime.indexing import untraceable_indexing
 from aitune_backend_onnxruntime.model_file import read_model
 from aitune_backend_onnxruntime.quiet import quiet_export
 from aitune_backend_onnxruntime.rotary import broadcast_rotary_caches
@@ -305,6 +306,10 @@ def _check_trace(
         if any(sign in message for sign in _FROZEN_VALUES):
             msg = f"the module's Python code depends on values, which a trace freezes: {message}"
             raise ValueError(msg)
+    fault = untraceable_indexing(request.module, inputs)
+    if fault is not None:
+        msg = f"the module uses {fault}"
+        raise ValueError(msg)
     try:
         return trace_conditions(request.module, inputs, request.graph)
     except Exception as error:  # noqa: BLE001 - of every kind: the module runs without data

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from aitune_core._tensors import version_of
 from aitune_core._trees import TreeError, flatten, unflatten
 from aitune_core.errors import ConfigError
 
-__all__ = ["Call", "calls_of", "resized_call", "to_device"]
+__all__ = ["Call", "calls_of", "resized_call", "to_device", "unchanged"]
 
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -83,6 +85,26 @@ def _mapped(call: Call, change: Callable[[Tensor], Tensor]) -> Call:
         return mapped
     changed: Call = unflatten(structure, map(change, tensors))
     return changed
+
+
+@contextmanager
+def unchanged(call: Call) -> Iterator[None]:
+    """Undo what the block writes to the tensors of a call: they are the user's."""
+    tensors: list[Tensor] = []
+
+    def gather(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    _mapped(call, gather)
+    copies = [(tensor, version_of(tensor), tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, version, copy in copies:
+                if version_of(tensor) != version:
+                    tensor.copy_(copy)
 
 
 def resized_call(call: Call, batch: int) -> Call:

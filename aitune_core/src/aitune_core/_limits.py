@@ -15,8 +15,8 @@ from aitune_core.specs import DynamicDim, GraphSpec
 
 __all__ = ["Agrees", "Assumed", "breaking_sizes", "needed_conditions"]
 
-#: Whether an engine agrees with eager at some sizes.
-Agrees: TypeAlias = Callable[[Mapping[str, int]], bool]
+#: Whether an engine agrees with eager at some sizes; None where eager refuses them.
+Agrees: TypeAlias = Callable[[Mapping[str, int]], bool | None]
 #: What the module's code takes for granted at some sizes: that which leads it down one path.
 Assumed: TypeAlias = Callable[[Mapping[str, int]], Sequence[SizeCondition]]
 
@@ -38,6 +38,7 @@ def needed_conditions(
     conditions: Sequence[SizeCondition],
     agrees: Agrees,
     assumed: Assumed | None = None,
+    recorded: Sequence[Mapping[str, int]] = (),
 ) -> tuple[SizeCondition, ...]:
     """Return those conditions without which an engine differs from eager.
 
@@ -50,6 +51,8 @@ def needed_conditions(
         conditions: What the engine was built under.
         agrees: Compares the engine with eager.
         assumed: Follows the module's code; None where that cannot be done. May raise.
+        recorded: Sizes of the recorded calls. A condition that one of them breaks is not kept for
+            sizes that eager refuses: broadcasting takes equal sizes or 1.
     """
     needed = list(dict.fromkeys(conditions))
     paths = _Paths(graph, agrees, assumed)
@@ -57,7 +60,11 @@ def needed_conditions(
     for one in sorted(needed, key=lambda condition: len(condition.text), reverse=True):
         others = [other for other in needed if other != one]
         broken, certain = breaking_sizes(graph, one, others, _BREAKING_SIZES)
-        if all(map(agrees, broken)) and (paths.agree(one, others) if broken else certain):
+        refusable = not all(map(one.holds, recorded))
+        found = [agrees(sizes) for sizes in broken]
+        if False in found or (None in found and not refusable):
+            continue
+        if paths.agree(one, others, refusable=refusable) if broken else certain:
             needed.remove(one)
     return simplified(graph, needed)
 
@@ -72,24 +79,29 @@ class _Paths:
         self._known: list[Sequence[SizeCondition]] = []
         self._endless = False
 
-    def agree(self, condition: SizeCondition, others: Sequence[SizeCondition]) -> bool:
+    def agree(
+        self, condition: SizeCondition, others: Sequence[SizeCondition], *, refusable: bool
+    ) -> bool:
         """Whether the engine agrees on all paths of sizes that break one condition alone."""
-        if self._assumed is None:
-            return True
-        if self._endless:
-            return False
+        if self._assumed is None or self._endless:
+            return not self._endless
         for _ in range(_MAX_PATHS):
             sizes = self._unknown(condition, others)
             if sizes is None:
                 return True
-            if not self._agrees(sizes):
+            agrees = self._agrees(sizes)
+            if agrees is None and refusable:
+                self._known.append([SizeCondition(f"{k} == {v}") for k, v in sizes.items()])
+                continue
+            if not agrees:
                 return False
             try:
                 self._known.append(self._assumed(sizes))
             except Exception:  # noqa: BLE001 - of the user's module: it cannot be followed
                 return True
-        self._endless = True
-        return False
+        # Code that refuses most sizes has no end either, which says nothing.
+        self._endless = not refusable
+        return refusable
 
     def _unknown(
         self, condition: SizeCondition, others: Sequence[SizeCondition]

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import nn
+
 from aitune_core._module import ACTIVE_RECORDER, ModuleState, Recorder
 from aitune_core._recording import ModuleRecording
 
@@ -18,6 +20,7 @@ class CallRecorder:
     def __init__(self) -> None:
         self.recordings: dict[ModuleState, ModuleRecording] = {}
         self.notes: dict[ModuleState, list[str]] = {}
+        self._modes: list[tuple[nn.Module, bool]] = []
 
     def record(self, state: ModuleState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Run the call eagerly and note it."""
@@ -28,9 +31,15 @@ class CallRecorder:
             self.recordings[state] = recording
             self.notes[state] = []
         if state.module.training:
+            self._modes += [(part, part.training) for part in state.module.modules()]
             state.module.eval()
             self.notes[state].append("was in training mode and is now in eval mode")
         return recording.record(args, kwargs)
+
+    def restore_modes(self) -> None:
+        """Put the parts of modules that were in training mode back into their modes."""
+        for part, training in self._modes:
+            part.training = training
 
 
 class EagerOnly:

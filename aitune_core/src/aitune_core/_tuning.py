@@ -15,7 +15,7 @@ from aitune_core._devices import default_device, existing_device
 from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._environment import environment_report
 from aitune_core._graphs import RecordedGraph, recorded_graphs
-from aitune_core._inputs import Call, calls_of, resized_call, to_device
+from aitune_core._inputs import Call, calls_of, resized_call, to_device, unchanged
 from aitune_core._module import Module, ModuleState, state_of
 from aitune_core._plugins import PluginRegistry, default_registry
 from aitune_core._progress import Progress, progress
@@ -127,12 +127,19 @@ def tune(  # noqa: PLR0913
             _resolve(state_of(func), strategy, registry)
             chosen = chosen or default_device()
             _move(func, chosen, observer)
-        recorder = _record(func, input_data, batch_sizes, max_calls, chosen)
-        plans = _plan(recorder, strategy, registry, on_failure)
-        device = chosen or _recorded_device(plans)
-        if not dry_run:
-            _decide(plans, device, observers, on_failure)
-            _install(plans)
+        recorder = CallRecorder()
+        try:
+            _record(recorder, func, input_data, batch_sizes, max_calls, chosen)
+            plans = _plan(recorder, strategy, registry, on_failure)
+            device = chosen or _recorded_device(plans)
+            if not dry_run:
+                _decide(plans, device, observers, on_failure)
+                _install(plans)
+        except BaseException:
+            recorder.restore_modes()
+            raise
+        if dry_run:
+            recorder.restore_modes()
         report = TuneReport(
             modules=tuple(_module_report(plan) for plan in plans),
             device=str(device),
@@ -192,21 +199,22 @@ def _move(module: Module, device: torch.device, observer: Progress) -> None:
         state.module.to(device)
 
 
-def _record(
+def _record(  # noqa: PLR0913, PLR0917
+    recorder: CallRecorder,
     func: Callable[..., object],
     input_data: object,
     batch_sizes: Sequence[int] | None,
     max_calls: int | None,
     device: torch.device | None,
-) -> CallRecorder:
-    recorder = CallRecorder()
+) -> None:
     count = 0
     with active(recorder), torch.no_grad():
         for call in calls_of(input_data, max_calls):
             for args, kwargs in _variants(call, batch_sizes, device):
                 count += 1
                 try:
-                    func(*args, **kwargs)
+                    with unchanged((args, kwargs)):
+                        func(*args, **kwargs)
                 except Exception as error:
                     error.add_note(
                         f"in call {count} of input_data, taken as {_words(args, kwargs)}"
@@ -221,7 +229,6 @@ def _record(
             "calls with aitune_core.Module, and call them in the calling thread"
         )
         raise RecordingError(msg)
-    return recorder
 
 
 def _words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -186,17 +186,22 @@ class EngineCheck:
         def inputs_at(sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
             return resize_inputs(self._graph, self._samples, sizes)
 
-        def agrees(sizes: Mapping[str, int]) -> bool:
+        def agrees(sizes: Mapping[str, int]) -> bool | None:
             inputs = inputs_at(sizes)
             try:
-                case = _Case(f"sizes ({_described(sizes)})", inputs, self._eager(inputs), sizes)
+                reference = self._eager(inputs)
+            except Exception:  # noqa: BLE001 - of the user's module, of any kind
+                return None
+            try:
+                case = _Case(f"sizes ({_described(sizes)})", inputs, reference, sizes)
                 list(self._differences(engine, case))
-            except Exception:  # noqa: BLE001 - of the user's module, or a difference
+            except ValidationError:
                 return False
             return True
 
         follow = None if assumed is None else lambda sizes: assumed(inputs_at(sizes))
-        return needed_conditions(self._graph, conditions, agrees, follow)
+        recorded = [self._graph.dim_sizes(sample) for sample in self._samples]
+        return needed_conditions(self._graph, conditions, agrees, follow, recorded)
 
     def _differences(self, engine: Engine, case: _Case) -> Iterator[Difference]:
         inputs = case.fresh_inputs()
