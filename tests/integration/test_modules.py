@@ -288,16 +288,19 @@ def test_weight_norm_and_spectral_norm_of_both_kinds(tune: Tune) -> None:
         assert torch.equal(tensor, state[name]), name
 
 
-def test_weight_norm_of_a_vector_is_right_or_refused_for_its_values(tune: Tune) -> None:
-    module = nn.Sequential(nn.utils.parametrizations.weight_norm(Vector()))
-    try:
-        tuned = tune(module, [torch.randn(2, 4), torch.randn(5, 4)])
-    except ait.TuningError as error:
-        (cause,) = error.exceptions
-        assert isinstance(cause, ait.BuildError)
-        assert isinstance(cause.__cause__, ait.ValidationError)
-        return
-    tuned.same(torch.randn(3, 4))
+@pytest.mark.parametrize("dim", [0, -1])
+@pytest.mark.parametrize("use_dynamo", [True, False])
+def test_weight_norm_of_a_vector(tune: Tune, dim: int, *, use_dynamo: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        old = nn.utils.weight_norm(Vector(), dim=dim)
+    new = nn.utils.parametrizations.weight_norm(Vector(), dim=dim)
+    module = nn.Sequential(old, new).eval()
+    x = torch.randn(3, 4)
+    expected = module(x).detach()
+    calls = [torch.randn(2, 4), torch.randn(5, 4)]
+    tuned = tune(module, calls, reference=module, options={"use_dynamo": use_dynamo})
+    assert torch.allclose(tuned.model(x), expected, atol=1e-6)
 
 
 def test_tied_weights_are_stored_once(tune: Tune, tmp_path: Any) -> None:

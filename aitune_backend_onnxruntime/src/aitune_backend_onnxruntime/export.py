@@ -25,6 +25,7 @@ from aitune_backend_onnxruntime.model_file import read_model
 from aitune_backend_onnxruntime.quiet import quiet_export
 from aitune_backend_onnxruntime.rotary import broadcast_rotary_caches
 from aitune_backend_onnxruntime.samples import varying_axes
+from aitune_backend_onnxruntime.weight_norm import plain_weight_norm
 from aitune_core.specs import DynamicDim
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
     folder = Path(tempfile.mkdtemp(prefix="export-", dir=request.work_dir))
     conditions: tuple[SizeCondition, ...] = ()
     try:
-        with _ONE_EXPORT, quiet_export(), torch.no_grad(), plain_attention():
+        with _ONE_EXPORT, quiet_export(), torch.no_grad(), plain_attention(), plain_weight_norm():
             if plan.exporter == "dynamo":
                 conditions = _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
             else:
@@ -206,7 +207,7 @@ def assumptions(request: BuildRequest, inputs: Sequence[Tensor]) -> tuple[SizeCo
     Raises:
         Exception: Of any kind, where the module cannot be followed without data.
     """
-    with _ONE_EXPORT, quiet_export(), plain_attention():
+    with _ONE_EXPORT, quiet_export(), plain_attention(), plain_weight_norm():
         return trace_conditions(request.module, inputs, request.graph)
 
 
