@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aitune_backend_onnxruntime.guards import export_conditions, trace_conditions
+from aitune_backend_onnxruntime.recurrent import recurrent_shapes
 from aitune_core.conditions import SizeCondition
 from aitune_core.specs import DynamicDim, GraphSpec
 
@@ -154,3 +155,16 @@ def test_steps_of_recurrent_layers_are_no_branches(
     assert "cols > 7" in texts
     for one in map(SizeCondition, texts):
         assert all(one.holds({"rows": rows, "cols": cols}) for rows in (2, 7) for cols in (8, 50))
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM, nn.RNN])
+def test_recurrent_layers_of_other_threads_keep_their_values(
+    layer: Callable[..., nn.Module],
+) -> None:
+    other = layer(10, 4)
+    x = torch.randn(6, 9, 10)
+    with torch.no_grad():
+        expected = other(x)[0]
+        with recurrent_shapes():
+            got = other(x)[0]
+    assert torch.equal(got, expected)

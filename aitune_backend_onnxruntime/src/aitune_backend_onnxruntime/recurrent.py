@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import _VF
+from torch._subclasses.fake_tensor import FakeTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,12 +26,21 @@ def recurrent_shapes() -> Iterator[None]:
     """Replace the functions of recurrent layers by ones that give results without values.
 
     On tensors of symbolic sizes, torch writes their steps out, which fixes the length. What is
-    looked for are branches in the code around them.
+    looked for are branches in the code around them. Tensors with data, such as those of other
+    threads, get the real functions.
     """
     with contextlib.ExitStack() as stack:
         for name in _FUNCTIONS:
-            stack.enter_context(mock.patch.object(_VF, name, _shapes, create=True))
+            function = _on_symbolic(getattr(_VF, name))
+            stack.enter_context(mock.patch.object(_VF, name, function, create=True))
         yield
+
+
+def _on_symbolic(real: Any) -> Any:  # noqa: ANN401 - torch's functions have no type
+    def function(data: Tensor, *rest: Any) -> Any:  # noqa: ANN401
+        return _shapes(data, *rest) if isinstance(data, FakeTensor) else real(data, *rest)
+
+    return function
 
 
 def _shapes(data: Tensor, *rest: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
