@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import with_dims
 
 from aitune_core import (
     BatchDim,
@@ -12,10 +13,8 @@ from aitune_core import (
     GraphSpec,
     InputMismatchError,
     SizeCondition,
-    TensorSpec,
 )
 from aitune_core._spec_json import graph_from_json, graph_to_json
-from aitune_core._trees import HOLE
 
 
 @pytest.mark.parametrize(
@@ -112,16 +111,7 @@ def test_numbers_are_those_in_the_text() -> None:
 
 
 def graph(*conditions: str) -> GraphSpec:
-    shape = (BatchDim(1, 8), DynamicDim("length", 2, 90))
-    spec = TensorSpec(name="input_0", path="x", dtype=torch.float32, shape=shape)
-    return GraphSpec(
-        name="graph_0",
-        inputs=(spec,),
-        outputs=(),
-        call_structure=(HOLE,),
-        result_structure=HOLE,
-        conditions=tuple(map(SizeCondition, conditions)),
-    )
+    return with_dims(BatchDim(1, 8), DynamicDim("length", 2, 90), conditions=conditions)
 
 
 def test_graph_refuses_inputs_that_break_a_condition() -> None:

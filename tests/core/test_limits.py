@@ -128,9 +128,31 @@ def test_code_of_too_many_paths_keeps_the_condition() -> None:
     assert got == conditions
 
 
-def test_code_that_cannot_be_followed_is_left_to_samples() -> None:
+def test_code_that_cannot_be_followed_keeps_the_condition() -> None:
     def cannot(_: Mapping[str, int]) -> list[SizeCondition]:
         raise RuntimeError
 
     graph = with_dims(DynamicDim("n", 1, 4096))
-    assert needed_conditions(graph, [SizeCondition("n < 100")], lambda _: True, cannot) == ()
+    conditions = (SizeCondition("n < 100"),)
+    assert needed_conditions(graph, conditions, lambda _: True, cannot) == conditions
+
+
+def test_recorded_call_that_breaks_a_condition_excuses_only_sizes_that_eager_refuses() -> None:
+    graph = with_dims(DynamicDim("rows", 1, 40), DynamicDim("others", 1, 40))
+    conditions = (SizeCondition("others == rows"),)
+    recorded = [{"rows": 4, "others": 4}, {"rows": 4, "others": 1}]
+
+    def broadcasts(sizes: Mapping[str, int]) -> bool | None:
+        return True if sizes["others"] in {1, sizes["rows"]} else None
+
+    def one(sizes: Mapping[str, int]) -> list[SizeCondition]:
+        return [SizeCondition("others == 1" if sizes["others"] == 1 else "others == rows")]
+
+    assert needed_conditions(graph, conditions, broadcasts, one, recorded) == ()
+    assert needed_conditions(graph, conditions, broadcasts, one, recorded[:1]) == conditions
+
+    def endless(sizes: Mapping[str, int]) -> list[SizeCondition]:
+        return [SizeCondition(f"{name} == {size}") for name, size in sizes.items()]
+
+    got = needed_conditions(graph, conditions, lambda _: True, endless, recorded)
+    assert got == conditions

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,6 +270,49 @@ def test_branch_for_single_rows_of_some_lengths_is_found(tune: Tune) -> None:
         wins=False,
     )
     assert single.winners == [None]
+
+
+class Locked(nn.Module):
+    """Cannot be copied, and so not be followed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 3 if x.shape[0] > 64 and x.shape[0] % 64 == 0 else x * 2
+
+
+class Steps(nn.Module):
+    """Has a path for each of many sizes, and one that differs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in range(30):
+            if x.shape[0] < (step + 1) * 30:
+                return x * 2 if step != 21 else x * 3
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    ("make", "rows"), [(Locked, (20, 5)), (Locked, (20, 999)), (Steps, (20, 5, 999))]
+)
+def test_code_that_cannot_be_gone_through_is_right_or_a_miss(
+    tune: Tune, make: Callable[[], nn.Module], rows: tuple[int, ...]
+) -> None:
+    tuned = tune(
+        make(),
+        [torch.randn(count, 4) for count in rows],
+        dynamic_shapes={"x": {0: ait.BatchDim(1, 999)}} if len(rows) > 2 else None,
+        reference=make(),
+        on_miss="eager",
+        on_failure="eager",
+        wins=False,
+    )
+    for count in (*rows, 128, 640, 650):
+        x = torch.randn(count, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ait.MissWarning)
+            assert torch.allclose(tuned.model(x), tuned.expected(x))
 
 
 def test_branch_on_a_size_with_equal_sides_limits_nothing(tune: Tune) -> None:

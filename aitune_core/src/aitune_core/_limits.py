@@ -29,6 +29,8 @@ _MAX_ASSIGNMENTS: Final = 64
 _BREAKING_SIZES: Final = 8
 #: How many paths through the module's code are followed.
 _MAX_PATHS: Final = 16
+#: How many sizes that eager refuses are passed over in looking for others.
+_MAX_REFUSED: Final = 64
 #: How many combinations of sizes are looked at for one on no known path.
 _MAX_UNKNOWN: Final = 8192
 
@@ -85,23 +87,25 @@ class _Paths:
         """Whether the engine agrees on all paths of sizes that break one condition alone."""
         if self._assumed is None or self._endless:
             return not self._endless
-        for _ in range(_MAX_PATHS):
-            sizes = self._unknown(condition, others)
-            if sizes is None:
-                return True
+        followed = refused = 0
+        while (sizes := self._unknown(condition, others)) is not None:
             agrees = self._agrees(sizes)
             if agrees is None and refusable:
+                # Code that refuses most sizes has no end of them, which says nothing.
+                if refused == _MAX_REFUSED:
+                    return True
+                refused += 1
                 self._known.append([SizeCondition(f"{k} == {v}") for k, v in sizes.items()])
                 continue
-            if not agrees:
+            self._endless = followed == _MAX_PATHS
+            if not agrees or self._endless:
                 return False
+            followed += 1
             try:
                 self._known.append(self._assumed(sizes))
             except Exception:  # noqa: BLE001 - of the user's module: it cannot be followed
-                return True
-        # Code that refuses most sizes has no end either, which says nothing.
-        self._endless = not refusable
-        return refusable
+                return False
+        return True
 
     def _unknown(
         self, condition: SizeCondition, others: Sequence[SizeCondition]

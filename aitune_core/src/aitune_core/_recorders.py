@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from aitune_core._inputs import Call, calls_of, resized_call, to_device, unchanged
 from aitune_core._module import ACTIVE_RECORDER, ModuleState, Recorder
 from aitune_core._recording import ModuleRecording
+from aitune_core.errors import RecordingError
 
-__all__ = ["CallRecorder", "EagerOnly", "active"]
+__all__ = ["CallRecorder", "EagerOnly", "active", "record_calls"]
 
 
 class CallRecorder:
@@ -58,3 +61,68 @@ def active(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         ACTIVE_RECORDER.reset(token)
+
+
+def record_calls(  # noqa: PLR0913, PLR0917
+    recorder: CallRecorder,
+    func: Callable[..., object],
+    input_data: object,
+    batch_sizes: Sequence[int] | None,
+    max_calls: int | None,
+    device: torch.device | None,
+) -> None:
+    """Run a callable on the calls that users gave, and let a recorder see what it reaches.
+
+    Args:
+        recorder: Collects the calls of wrapped modules.
+        func: As of `tune`.
+        input_data: As of `tune`; tensors in it are left as they were.
+        batch_sizes: As of `tune`.
+        max_calls: As of `tune`.
+        device: Where tensors of calls are moved; None leaves them.
+
+    Raises:
+        RecordingError: There was no call, or none reached a wrapped module.
+    """
+    count = 0
+    with active(recorder), torch.no_grad():
+        for call in calls_of(input_data, max_calls):
+            for args, kwargs in _variants(call, batch_sizes, device):
+                count += 1
+                try:
+                    with unchanged((args, kwargs)):
+                        func(*args, **kwargs)
+                except Exception as error:
+                    error.add_note(
+                        f"in call {count} of input_data, taken as {_words(args, kwargs)}"
+                    )
+                    raise
+    if count == 0:
+        msg = "input_data holds no calls; give at least one"
+        raise RecordingError(msg)
+    if not recorder.recordings:
+        msg = (
+            f"none of the {count} calls reached a wrapped module; wrap the modules that func "
+            "calls with aitune_core.Module, and call them in the calling thread"
+        )
+        raise RecordingError(msg)
+
+
+def _words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Say how an element of ``input_data`` was understood."""
+    kinds = [type(value).__name__ for value in args]
+    kinds += [f"{name}={type(value).__name__}" for name, value in kwargs.items()]
+    return (
+        f"({', '.join(kinds)}); a call is a tensor, a tuple of arguments, a dict of keyword "
+        "arguments, or (args, kwargs)"
+    )
+
+
+def _variants(
+    call: Call, batch_sizes: Sequence[int] | None, device: torch.device | None
+) -> Iterator[Call]:
+    if device is not None:
+        call = to_device(call, device)
+    yield call
+    for batch in batch_sizes or ():
+        yield resized_call(call, batch)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
 
 import attrs
 import pluggy
@@ -15,11 +15,10 @@ from aitune_core._devices import default_device, existing_device
 from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._environment import environment_report
 from aitune_core._graphs import RecordedGraph, recorded_graphs
-from aitune_core._inputs import Call, calls_of, resized_call, to_device, unchanged
 from aitune_core._module import Module, ModuleState, state_of
 from aitune_core._plugins import PluginRegistry, default_registry
 from aitune_core._progress import Progress, progress
-from aitune_core._recorders import CallRecorder, EagerOnly, active
+from aitune_core._recorders import CallRecorder, EagerOnly, active, record_calls
 from aitune_core._report import (
     CandidateReport,
     GraphReport,
@@ -129,7 +128,7 @@ def tune(  # noqa: PLR0913
             _move(func, chosen, observer)
         recorder = CallRecorder()
         try:
-            _record(recorder, func, input_data, batch_sizes, max_calls, chosen)
+            record_calls(recorder, func, input_data, batch_sizes, max_calls, chosen)
             plans = _plan(recorder, strategy, registry, on_failure)
             device = chosen or _recorded_device(plans)
             if not dry_run:
@@ -197,58 +196,6 @@ def _move(module: Module, device: torch.device, observer: Progress) -> None:
     tensors = [*state.module.parameters(), *state.module.buffers()]
     if any(tensor.device != device for tensor in tensors):
         state.module.to(device)
-
-
-def _record(  # noqa: PLR0913, PLR0917
-    recorder: CallRecorder,
-    func: Callable[..., object],
-    input_data: object,
-    batch_sizes: Sequence[int] | None,
-    max_calls: int | None,
-    device: torch.device | None,
-) -> None:
-    count = 0
-    with active(recorder), torch.no_grad():
-        for call in calls_of(input_data, max_calls):
-            for args, kwargs in _variants(call, batch_sizes, device):
-                count += 1
-                try:
-                    with unchanged((args, kwargs)):
-                        func(*args, **kwargs)
-                except Exception as error:
-                    error.add_note(
-                        f"in call {count} of input_data, taken as {_words(args, kwargs)}"
-                    )
-                    raise
-    if count == 0:
-        msg = "input_data holds no calls; give at least one"
-        raise RecordingError(msg)
-    if not recorder.recordings:
-        msg = (
-            f"none of the {count} calls reached a wrapped module; wrap the modules that func "
-            "calls with aitune_core.Module, and call them in the calling thread"
-        )
-        raise RecordingError(msg)
-
-
-def _words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Say how an element of ``input_data`` was understood."""
-    kinds = [type(value).__name__ for value in args]
-    kinds += [f"{name}={type(value).__name__}" for name, value in kwargs.items()]
-    return (
-        f"({', '.join(kinds)}); a call is a tensor, a tuple of arguments, a dict of keyword "
-        "arguments, or (args, kwargs)"
-    )
-
-
-def _variants(
-    call: Call, batch_sizes: Sequence[int] | None, device: torch.device | None
-) -> Iterator[Call]:
-    if device is not None:
-        call = to_device(call, device)
-    yield call
-    for batch in batch_sizes or ():
-        yield resized_call(call, batch)
 
 
 def _resolve(
