@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import attrs
 
@@ -20,7 +20,10 @@ from aitune_core._trees import (
 )
 from aitune_core.errors import CallFormError
 
-__all__ = ["CallForm", "Parameter"]
+__all__ = ["CallForm", "Parameter", "Writing"]
+
+#: How a call is written: as short as can be; with defaults, by keyword or by position.
+Writing: TypeAlias = Literal["short", "keywords", "positions"]
 
 _KINDS: Final = {kind.name: kind for kind in inspect._ParameterKind}  # noqa: SLF001
 _POSITIONAL: Final = (
@@ -195,20 +198,32 @@ class CallForm:
         ]
 
     def arguments(
-        self, structure: Sequence[Structure], leaves: Sequence[Any]
+        self,
+        structure: Sequence[Structure],
+        leaves: Sequence[Any],
+        writing: Writing = "short",
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return ``(args, kwargs)`` that call ``forward`` for a call structure and its tensors.
 
-        Arguments equal to their default are left out, and keywords are used wherever they can be,
-        since decorators of ``forward`` often look into ``kwargs``.
+        Args:
+            structure: The call.
+            leaves: Its tensors.
+            writing: ``"short"`` leaves arguments that equal their default out, and uses keywords
+                wherever they can be, since decorators of ``forward`` often look into ``kwargs``;
+                ``"keywords"`` and ``"positions"`` give defaults that can be given.
         """
         values = self.values(structure, leaves)
-        by_position = self._var_positional is not None and bool(values[self._var_positional])
+        by_position = writing == "positions" or (
+            self._var_positional is not None and bool(values[self._var_positional])
+        )
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         needed = 0  # trailing positional arguments that equal their defaults are left out
         for position, (parameter, value) in enumerate(zip(self.parameters, values, strict=True)):
-            given = structure[position] != self._default_structures[position]
+            given = structure[position] != self._default_structures[position] or (
+                writing != "short" and value is not Omitted.OMITTED
+            )
+            by_position = by_position and value is not Omitted.OMITTED
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 args.extend(value)
                 needed = len(args) if value else needed

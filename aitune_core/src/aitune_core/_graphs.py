@@ -37,6 +37,7 @@ class RecordedGraph:
     Attributes:
         spec: The graph.
         samples: Flat inputs of each recorded call.
+        results: Tensors in the result of each recorded call.
         module: The module.
         call_form: Its signature.
         declared: Names of the dims whose ranges the user gave.
@@ -46,6 +47,7 @@ class RecordedGraph:
 
     spec: GraphSpec
     samples: tuple[tuple[torch.Tensor, ...], ...]
+    results: tuple[tuple[torch.Tensor, ...], ...]
     module: torch.nn.Module
     call_form: CallForm
     declared: frozenset[str] = frozenset()
@@ -133,7 +135,8 @@ def _graph(
     )
     outputs = _outputs(draft, calls, recording.module, form)
     spec = attrs.evolve(draft, outputs=outputs)
-    return RecordedGraph(spec, samples, recording.module, form, explicit.names)
+    results = tuple(call.outputs for call in calls)
+    return RecordedGraph(spec, samples, results, recording.module, form, explicit.names)
 
 
 def _check_samples(draft: GraphSpec, samples: Sequence[Sequence[torch.Tensor]]) -> None:

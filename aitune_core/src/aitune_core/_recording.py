@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from aitune_core._calls import CallForm
 from aitune_core._scalars import family, lift, numbers_of, scalar_tensor
+from aitune_core._state import StateWatch
 from aitune_core._tensors import plain_tensor, same_bits, share_memory, version_of
 from aitune_core._trees import Structure, TreeError, flatten, hole_paths
 from aitune_core.errors import RecordingError
@@ -40,6 +41,7 @@ class RecordedCall:
         output_dtypes: Element type of each result tensor.
         output_devices: Kind of device of each result tensor.
         mutated_inputs: Indices of the inputs that the call changed.
+        outputs: Copies of the result's tensors.
     """
 
     call_structure: tuple[Structure, ...]
@@ -49,6 +51,7 @@ class RecordedCall:
     output_dtypes: tuple[torch.dtype, ...]
     output_devices: tuple[str, ...]
     mutated_inputs: frozenset[int]
+    outputs: tuple[Tensor, ...]
 
     @property
     def key(self) -> GraphKey:
@@ -106,11 +109,11 @@ class ModuleRecording:
         except TreeError as error:
             self._refuse(f"argument {error.path!r} cannot be recorded: {error.reason}", error.path)
             return self.module.forward(*args, **kwargs)
-        copies = tuple(leaf.detach().resolve_conj().resolve_neg().clone() for leaf in leaves)
-        state = self._state_versions()
+        copies = _copies(leaves)
+        state = StateWatch(self.module)
         versions = [version_of(leaf) for leaf in leaves]
         result = self.module.forward(*args, **kwargs)
-        lost = self._changed_state(state) or self._changed_argument(
+        lost = self._changed_state(state, call_structure, copies) or self._changed_argument(
             args, kwargs, call_structure, leaves
         )
         if lost is not None:
@@ -139,6 +142,7 @@ class ModuleRecording:
                 output_dtypes=tuple(output.dtype for output in outputs),
                 output_devices=tuple(output.device.type for output in outputs),
                 mutated_inputs=mutated,
+                outputs=_copies(outputs),
             )
         )
         return result
@@ -160,16 +164,24 @@ class ModuleRecording:
                 raise TreeError(reason, path)
         return structure, leaves
 
-    def _changed_state(self, before: Mapping[str, tuple[Tensor, int]]) -> tuple[str, str] | None:
-        """Return why a call that changed the module's own tensors is refused, and which one."""
-        for name, (tensor, version) in self._state_versions().items():
-            if name not in before or before[name][0] is not tensor or before[name][1] != version:
-                reason = (
-                    f"forward changes its own state {name!r} on each call, which an engine would "
-                    "lose; make it an input and an output"
-                )
-                return reason, name
-        return None
+    def _changed_state(
+        self, state: StateWatch, structure: tuple[Structure, ...], copies: Sequence[Tensor]
+    ) -> tuple[str, str] | None:
+        """Return why a call that changed tensors of the module is refused, and which one."""
+        name = state.written()
+        if name is None and state.replaced() is not None:
+            # Made once, on the first call or for a longer input, it is no state of the calls.
+            again = StateWatch(self.module)
+            args, kwargs = self.call_form.arguments(structure, _copies(copies))
+            self.module.forward(*args, **kwargs)
+            name = again.written() or again.replaced()
+        if name is None:
+            return None
+        reason = (
+            f"forward changes its own state {name!r} on each call, which an engine would "
+            "lose; make it an input and an output"
+        )
+        return reason, name
 
     def _changed_argument(
         self,
@@ -197,14 +209,6 @@ class ModuleRecording:
                 )
                 return reason, parameter.name
         return None
-
-    def _state_versions(self) -> dict[str, tuple[Tensor, int]]:
-        # The tensors themselves, not their ids: those of dead ones are given out again.
-        return {
-            name: (tensor, version_of(tensor))
-            for tensors in (self.module.named_buffers(), self.module.named_parameters())
-            for name, tensor in tensors
-        }
 
     def _refuse(self, reason: str, path: str | None = None) -> None:
         msg = f"module {self.name!r} cannot be tuned: {reason}"
@@ -245,6 +249,10 @@ class ModuleRecording:
                 "what changes from call to call"
             )
             raise RecordingError(msg, module_name=self.name, path="out")
+
+
+def _copies(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(tensor.detach().resolve_conj().resolve_neg().clone() for tensor in tensors)
 
 
 def _with_inputs_for_numbers(calls: Sequence[RecordedCall]) -> Iterator[RecordedCall]:

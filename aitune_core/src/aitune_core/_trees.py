@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -127,6 +128,8 @@ def _flatten_other(value: object, leaves: list[Tensor], path: str) -> Structure:
     kind = type(value)
     if isinstance(value, _VALUE_TYPES):
         return (_VALUE, kind, _comparable(value))
+    if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat):
+        return _symbolic(value)
     node = _node_def(kind)
     if node is not None:
         children, context = node.flatten_fn(value)
@@ -137,6 +140,15 @@ def _flatten_other(value: object, leaves: list[Tensor], path: str) -> Structure:
         return (_NODE, kind, Context(context, repr(context)), parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = tuple(field.name for field in dataclasses.fields(value))
+        others = [
+            name
+            for name in getattr(value, "__dict__", ())
+            if name not in fields
+            and not isinstance(getattr(kind, name, None), functools.cached_property)
+        ]
+        if others:
+            reason = f"{kind.__qualname__} has the attribute {others[0]!r}, which is no field of it"
+            raise TreeError(reason, path)
         parts = tuple(flatten(getattr(value, name), leaves, f"{path}.{name}") for name in fields)
         return (_DATACLASS, kind, fields, parts)
     if isinstance(value, Mapping):
@@ -152,6 +164,13 @@ def _flatten_other(value: object, leaves: list[Tensor], path: str) -> Structure:
         "with torch.utils._pytree.register_pytree_node"
     )
     raise TreeError(reason, path)
+
+
+def _symbolic(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Structure:
+    """Return a number that an exporter follows; comparing it tells the exporter what it must be."""
+    if isinstance(value, torch.SymFloat):
+        return (_VALUE, float, _comparable(float(value)))
+    return (_VALUE, int if isinstance(value, torch.SymInt) else bool, value)
 
 
 def _comparable(value: object) -> object:

@@ -19,6 +19,7 @@ from aitune_core._cache import new_work_dir, remove_with
 from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._graphs import RecordedGraph
 from aitune_core._measurement import measure
+from aitune_core._reference import Reference
 from aitune_core._synthesis import resize_inputs
 from aitune_core._validation import EngineCheck
 from aitune_core.backend import Attempt, Backend, BuildRequest, Engine
@@ -64,13 +65,20 @@ class GraphTrial(Trial):
         self._device = device
         self._started = started
         self._finished = finished
+        self._reference = Reference(
+            recorded.spec, recorded.samples, recorded.results, recorded.reference, module_name
+        )
         self._check = EngineCheck(
-            recorded.spec, recorded.samples, recorded.reference, module_name, recorded.declared
+            recorded.spec, recorded.samples, self._reference, recorded.declared
         )
 
     def prepare(self) -> None:
-        """Compute the eager reference. Raises `RecordingError` where eager is not repeatable."""
-        self._check.prepare()
+        """Compute the eager reference.
+
+        Raises:
+            RecordingError: Eager is not repeatable, or depends on the way a call is made.
+        """
+        self._reference.cases()
 
     def evaluate(self, backend: Backend) -> Outcome:
         """Build, check and measure a candidate."""

@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import torch
 from torch import Tensor
 
-from aitune_core._comparison import TF32_TOLERANCE, Difference, compare
-from aitune_core._flat import FlatModule
+from aitune_core._comparison import TF32_TOLERANCE, Difference, compare, tolerance
 from aitune_core._limits import needed_conditions
 from aitune_core._precision import full_float32, reduced_matmul
-from aitune_core._synthesis import corner_sizes, resize_inputs, strided_copies
+from aitune_core._reference import Case, Reference, described
+from aitune_core._synthesis import resize_inputs
 from aitune_core._tensors import same_bits
 from aitune_core.backend import Assumptions, Engine
 from aitune_core.conditions import SizeCondition
-from aitune_core.errors import RecordingError, ValidationError
+from aitune_core.errors import ValidationError
 from aitune_core.specs import GraphSpec
 from aitune_core.strategy import CheckResult
 
 __all__ = ["EngineCheck"]
 
 
-@attrs.frozen
-class _Case:
-    label: str
-    inputs: tuple[Tensor, ...]
-    reference: tuple[Tensor, ...]
-    sizes: Mapping[str, int] | None = None
-    strided: bool = False
-
-    def fresh_inputs(self) -> tuple[Tensor, ...]:
-        """Copies, so that an engine that writes into its inputs spoils nothing."""
-        if self.strided:
-            return strided_copies(self.inputs)
-        return tuple(tensor.clone() for tensor in self.inputs)
-
-
 class EngineCheck:
     """Compares engines of one graph with the eager module.
-
-    The reference is computed once and used for every candidate: on each recorded call, at the
-    minimum, maximum and interior sizes of the dims, and on inputs that are not contiguous.
 
     Args:
         graph: The graph.
         samples: Recorded flat inputs.
-        flat_module: The eager module on flat tensors.
-        module_name: Name used in errors.
+        reference: The eager module on them and on others.
         declared: Names of the dims whose ranges the user gave; engines must take their ends.
     """
 
@@ -56,60 +38,13 @@ class EngineCheck:
         self,
         graph: GraphSpec,
         samples: Sequence[tuple[Tensor, ...]],
-        flat_module: FlatModule,
-        module_name: str,
+        reference: Reference,
         declared: frozenset[str] = frozenset(),
     ) -> None:
         self._graph = graph
         self._samples = samples
-        self._flat_module = flat_module
-        self._module_name = module_name
+        self._reference = reference
         self._declared = declared
-        self._skipped: list[str] = []
-        self._cases: tuple[_Case, ...] | None = None
-
-    def _eager(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            outputs: tuple[Tensor, ...] = self._flat_module(*inputs)
-        return outputs
-
-    def prepare(self) -> None:
-        """Compute the reference.
-
-        Raises:
-            RecordingError: Eager itself gives other values for the same inputs.
-        """
-        if self._cases is None:
-            self._check_repeatable()
-            self._cases = tuple(self._make_cases())
-
-    def _check_repeatable(self) -> None:
-        inputs = self._samples[0]
-        first, second = self._eager(inputs), self._eager(inputs)
-        for spec, expected, got in zip(self._graph.outputs, first, second, strict=True):
-            try:
-                compare(spec, expected, got, "the same call twice")
-            except ValidationError as error:
-                msg = (
-                    f"module {self._module_name!r} cannot be tuned: eager gives different results "
-                    f"for the same inputs at {spec.path!r} (random numbers, or state)"
-                )
-                raise RecordingError(msg, module_name=self._module_name, path=spec.path) from error
-
-    def _make_cases(self) -> Iterator[_Case]:
-        for position, inputs in enumerate(self._samples):
-            yield _Case(f"recorded call {position}", inputs, self._eager(inputs))
-        first = self._samples[0]
-        yield _Case("strided inputs", first, self._eager(first), strided=True)
-        for label, sizes in corner_sizes(self._graph).items():
-            described = _described(sizes)
-            inputs = resize_inputs(self._graph, self._samples, sizes)
-            try:
-                reference = self._eager(inputs)
-            except Exception as error:  # noqa: BLE001 - the module may refuse sizes it was never given
-                self._skipped.append(f"{label} sizes ({described}): eager raised {error!r:.200}")
-                continue
-            yield _Case(f"{label} sizes ({described})", inputs, reference, sizes)
 
     def __call__(self, engine: Engine) -> CheckResult:
         """Compare an engine with eager on every case.
@@ -119,12 +54,11 @@ class EngineCheck:
                 place.
             RecordingError: Eager itself is not repeatable.
         """
-        self.prepare()
-        assert self._cases is not None  # noqa: S101 - set by prepare
+        cases = self._reference.cases()
         self._check_declared(engine.graph)
         worst = Difference(0.0, 0.0, self._graph.outputs[0].path if self._graph.outputs else "")
         outside: list[str] = []
-        for case in self._cases:
+        for case in cases:
             if case.sizes is None:
                 self._check_recorded(engine.graph, case)
             broken = case.sizes and engine.graph.broken_condition(case.sizes)
@@ -137,14 +71,14 @@ class EngineCheck:
                         difference, absolute=max(worst.absolute, difference.absolute)
                     )
         return CheckResult(
-            cases=len(self._cases) - len(outside),
+            cases=len(cases) - len(outside),
             worst_difference=worst.absolute,
             worst_output=worst.output,
             tolerance_share=worst.share,
-            skipped=(*self._skipped, *outside),
+            skipped=(*self._reference.skipped, *outside),
         )
 
-    def _check_recorded(self, graph: GraphSpec, case: _Case) -> None:
+    def _check_recorded(self, graph: GraphSpec, case: Case) -> None:
         """Refuse limits that leave out a recorded call."""
         sizes = self._graph.dim_sizes(case.inputs)
         broken = graph.broken_condition(sizes)
@@ -189,11 +123,13 @@ class EngineCheck:
         def agrees(sizes: Mapping[str, int]) -> bool | None:
             inputs = inputs_at(sizes)
             try:
-                reference = self._eager(inputs)
+                reference = self._reference.eager(inputs)
+            except ValidationError:
+                return False
             except Exception:  # noqa: BLE001 - of the user's module, of any kind
                 return None
             try:
-                case = _Case(f"sizes ({_described(sizes)})", inputs, reference, sizes)
+                case = Case(f"sizes ({described(sizes)})", inputs, reference, sizes)
                 list(self._differences(engine, case))
             except ValidationError:
                 return False
@@ -203,7 +139,18 @@ class EngineCheck:
         recorded = [self._graph.dim_sizes(sample) for sample in self._samples]
         return needed_conditions(self._graph, conditions, agrees, follow, recorded)
 
-    def _differences(self, engine: Engine, case: _Case) -> Iterator[Difference]:
+    def _differences(self, engine: Engine, case: Case) -> Iterator[Difference]:
+        if isinstance(case.reference, ValidationError):
+            error = case.reference
+            msg = f"{error}, on {case.label}"
+            raise ValidationError(
+                msg,
+                output=error.output,
+                kind=error.kind,
+                expected=error.expected,
+                got=error.got,
+                case=case.label,
+            ) from error
         inputs = case.fresh_inputs()
         try:
             outputs = engine(inputs)
@@ -223,34 +170,49 @@ class EngineCheck:
             if got.requires_grad:
                 msg = f"output {spec.path!r} of the engine requires grad; engines compute none"
                 raise ValidationError(msg, output=spec.path, kind="grad", case=case.label)
-        yield from self._compared(case, outputs)
+        yield from self._compared(case, case.reference, outputs)
 
-    def _compared(self, case: _Case, outputs: Sequence[Tensor]) -> Sequence[Difference]:
-        """Compare with eager; where eager used TF32, also with eager in full float32."""
+    def _compared(
+        self, case: Case, reference: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> Sequence[Difference]:
+        """Compare with eager; where that fails, also with what else eager may give.
+
+        That is, where it used TF32, what it gives in full float32; and at values that were not
+        recorded, what it gives for inputs that differ by rounding errors.
+        """
+        shares = [_share(expected) for expected in reference]
         try:
-            return self._compared_with(case.reference, case, outputs)
+            return self._compared_with(reference, case, outputs, shares)
         except ValidationError as error:
-            if error.kind != "values" or not any(tensor.is_cuda for tensor in case.inputs):
+            if error.kind != "values":
+                raise
+            if case.extreme:
+                moved = self._reference.sensitivity(case.inputs)
+                shares = [max(share, more) for share, more in zip(shares, moved, strict=True)]
+            elif not any(tensor.is_cuda for tensor in case.inputs):
                 raise
             with full_float32() as changed:
-                if not changed:
+                if changed:
+                    reference = self._reference.eager(case.inputs)
+                elif not case.extreme:
                     raise
-                reference = self._eager(case.inputs)
-            return self._compared_with(reference, case, outputs)
+            return self._compared_with(reference, case, outputs, shares)
 
     def _compared_with(
-        self, reference: Sequence[Tensor], case: _Case, outputs: Sequence[Tensor]
+        self,
+        reference: Sequence[Tensor],
+        case: Case,
+        outputs: Sequence[Tensor],
+        shares: Sequence[float],
     ) -> Sequence[Difference]:
+        together = zip(self._graph.outputs, reference, outputs, shares, strict=True)
         return [
-            compare(spec, expected, got, case.label, share=_share(expected))
-            for spec, expected, got in zip(self._graph.outputs, reference, outputs, strict=True)
+            compare(spec, expected, got, case.label, share=share)
+            for spec, expected, got, share in together
+            if share < math.inf
         ]
 
 
-def _described(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
-
-
-def _share(expected: Tensor) -> float | None:
+def _share(expected: Tensor) -> float:
     reduced = expected.dtype is torch.float32 and reduced_matmul(expected.device)
-    return TF32_TOLERANCE if reduced else None
+    return TF32_TOLERANCE if reduced else tolerance(expected.dtype)

@@ -200,7 +200,8 @@ class ValidationError(AituneError):
         output: Path of the worst output, such as ``"out['logits']"``.
         kind: What differs: ``"values"``, ``"dtype"``, ``"shape"``, ``"device"``, ``"count"``,
             ``"nonfinite"``, ``"input"`` (the engine wrote into one), ``"grad"``, ``"execution"``
-            or ``"sizes"`` (the engine does not take a declared range).
+            ``"sizes"`` (the engine does not take a declared range) or ``"structure"`` (what is
+            not a tensor in a result).
         index: Place of the worst element, where values differ.
         worst_difference: Largest absolute difference, where values differ.
         expected: Eager's value, dtype, shape or count.

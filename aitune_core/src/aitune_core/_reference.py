@@ -1,0 +1,204 @@
+"""The reference: what eager gives for the inputs that engines are compared on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from aitune_core._comparison import TF32_TOLERANCE, compare
+from aitune_core._extremes import converts_to_indices, extreme_inputs, nudged
+from aitune_core._flat import FlatModule
+from aitune_core._synthesis import corner_sizes, resize_inputs, strided_copies
+from aitune_core._ways import other_ways
+from aitune_core.errors import RecordingError, ValidationError
+from aitune_core.specs import GraphSpec
+
+__all__ = ["Case", "Reference", "described"]
+
+
+@attrs.frozen
+class Case:
+    """Inputs, and what eager gives for them.
+
+    Attributes:
+        label: Where the inputs come from, in words.
+        inputs: Flat inputs.
+        reference: Eager's flat outputs; an error where the rest of its result is not as recorded.
+        sizes: Sizes of the dims, where they are not those of a recorded call.
+        strided: Whether engines get the inputs with other strides.
+        extreme: Whether the values are none that were recorded.
+    """
+
+    label: str
+    inputs: tuple[Tensor, ...]
+    reference: tuple[Tensor, ...] | ValidationError
+    sizes: Mapping[str, int] | None = None
+    strided: bool = False
+    extreme: bool = False
+
+    def fresh_inputs(self) -> tuple[Tensor, ...]:
+        """Copies, so that an engine that writes into its inputs spoils nothing."""
+        if self.strided:
+            return strided_copies(self.inputs)
+        return tuple(tensor.clone() for tensor in self.inputs)
+
+
+class Reference:
+    """Eager on all inputs that engines of one graph are compared on, computed once.
+
+    These are every recorded call, inputs that are not contiguous, values that were not recorded,
+    and the minimum, maximum and interior sizes of the dims.
+
+    Args:
+        graph: The graph.
+        samples: Recorded flat inputs.
+        results: Tensors in the recorded results, one sequence per sample.
+        flat_module: The eager module on flat tensors.
+        module_name: Name used in errors.
+    """
+
+    def __init__(
+        self,
+        graph: GraphSpec,
+        samples: Sequence[tuple[Tensor, ...]],
+        results: Sequence[tuple[Tensor, ...]],
+        flat_module: FlatModule,
+        module_name: str,
+    ) -> None:
+        self._graph = graph
+        self._samples = samples
+        self._results = results
+        self._flat_module = flat_module
+        self._module_name = module_name
+        #: What is not compared, and why.
+        self.skipped: list[str] = []
+        self._cases: tuple[Case, ...] | None = None
+
+    def eager(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Run the module on copies of flat inputs; what it raises passes."""
+        with torch.no_grad():
+            outputs: tuple[Tensor, ...] = self._flat_module(*inputs)
+        return outputs
+
+    def cases(self) -> tuple[Case, ...]:
+        """Return the cases; computed at the first call.
+
+        Raises:
+            RecordingError: Eager gives other values for the same inputs, or other ones than it
+                gave when the call was recorded, or depends on the way a call is made.
+        """
+        if self._cases is None:
+            self._check_repeatable()
+            recorded = tuple(self._recorded_cases())
+            self._check_ways()
+            self._cases = (*recorded, *self._extreme_cases(), *self._corner_cases())
+        return self._cases
+
+    def _check_repeatable(self) -> None:
+        inputs = self._samples[0]
+        first, second = self._eager_on_recorded(0), self._eager_on_recorded(0)
+        try:
+            self._compare(first, second, inputs, "the same call twice")
+        except ValidationError as error:
+            msg = (
+                f"module {self._module_name!r} cannot be tuned: eager gives different results "
+                f"for the same inputs at {error.output!r} (random numbers, or state)"
+            )
+            raise RecordingError(msg, module_name=self._module_name, path=error.output) from error
+
+    def _eager_on_recorded(self, position: int) -> tuple[Tensor, ...]:
+        try:
+            return self.eager(self._samples[position])
+        except ValidationError as error:
+            raise self._otherwise(_copied(position), error) from error
+
+    def _recorded_cases(self) -> Iterator[Case]:
+        for position, inputs in enumerate(self._samples):
+            reference = self._eager_on_recorded(position)
+            way = _copied(position)
+            try:
+                self._compare(self._results[position], reference, inputs, way)
+            except ValidationError as error:
+                raise self._otherwise(way, error) from error
+            yield Case(f"recorded call {position}", inputs, reference)
+        first = self._samples[0]
+        yield Case("strided inputs", first, self.eager(first), strided=True)
+
+    def _check_ways(self) -> None:
+        """Refuse a module to which the way of a call matters that an engine does not see."""
+        inputs = min(self._samples, key=lambda sample: sum(tensor.numel() for tensor in sample))
+        plain = self.eager(inputs)
+        for way, (outputs, expected) in other_ways(self._flat_module, self._graph, inputs):
+            try:
+                if isinstance(outputs, ValidationError):
+                    raise outputs
+                self._compare(expected or plain, outputs, inputs, way)
+            except ValidationError as error:
+                raise self._otherwise(way, error) from error
+
+    def _otherwise(self, way: str, error: ValidationError) -> RecordingError:
+        msg = (
+            f"module {self._module_name!r} cannot be tuned: {way}, it gives another result, so "
+            "that it depends on more than the values of its arguments, such as on which of them "
+            f"are one object, their strides, grad mode, the way the call is written, or state: "
+            f"{error}"
+        )
+        return RecordingError(msg, module_name=self._module_name, path=error.output)
+
+    def _extreme_cases(self) -> Iterator[Case]:
+        inputs = min(self._samples, key=lambda sample: sum(tensor.numel() for tensor in sample))
+        if any(tensor.is_cuda for tensor in inputs) and converts_to_indices(
+            lambda: self.eager(inputs)
+        ):
+            # An index that is out of range ends the work of the whole process on CUDA.
+            self.skipped.append("values that were not recorded: the module makes indices of values")
+            return
+        for label, changed in extreme_inputs(self._graph, inputs):
+            try:
+                yield Case(label, changed, self.eager(changed), extreme=True)
+            except ValidationError as error:
+                yield Case(label, changed, error, extreme=True)
+            except Exception:  # noqa: BLE001, S112 - of the user's module, for values of no sense
+                continue
+
+    def _corner_cases(self) -> Iterator[Case]:
+        for name, sizes in corner_sizes(self._graph).items():
+            label = f"{name} sizes ({described(sizes)})"
+            inputs = resize_inputs(self._graph, self._samples, sizes)
+            try:
+                yield Case(label, inputs, self.eager(inputs), sizes)
+            except ValidationError as error:
+                yield Case(label, inputs, error, sizes)
+            except Exception as error:  # noqa: BLE001 - the module may refuse sizes it never had
+                self.skipped.append(f"{label}: eager raised {error!r:.200}")
+
+    def sensitivity(self, inputs: Sequence[Tensor]) -> list[float]:
+        """Return how much each output moves when inputs move by their rounding errors.
+
+        Shares as those of `compare`, so that 1 is as much as the whole output.
+        """
+        return nudged(self._graph, inputs, self.eager)
+
+    def _compare(
+        self,
+        expected: Sequence[Tensor],
+        got: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        label: str,
+    ) -> None:
+        on_cuda = any(tensor.is_cuda for tensor in inputs)
+        for spec, one, other in zip(self._graph.outputs, expected, got, strict=False):
+            reduced = on_cuda and one.dtype is torch.float32
+            compare(spec, one, other, label, share=TF32_TOLERANCE if reduced else None)
+
+
+def _copied(position: int) -> str:
+    return f"with copies of the tensors of recorded call {position}"
+
+
+def described(sizes: Mapping[str, int]) -> str:
+    """Return sizes in words."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
