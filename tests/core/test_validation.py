@@ -447,3 +447,75 @@ def test_module_without_outputs_is_compared_by_what_it_changes() -> None:
     assert check_fake(Fault.NONE, forward, (torch.ones(2),)).worst_output == "x"
     with pytest.raises(ValidationError):
         check_fake(Fault.ZEROS, forward, (torch.ones(2),))
+
+
+class Tells(nn.Module):
+    """Says in words how many rows it got."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"y": x * 2, "kind": "long" if x.shape[0] > 2 else "short"}
+
+
+def test_results_whose_words_change_with_sizes_need_a_condition() -> None:
+    (graph,) = recorded(Tells(), (torch.ones(2, 3),), dynamic_shapes={"x": {0: BatchDim(1, 4)}})
+    engine = engine_for(graph, Fault.NONE)
+    condition = SizeCondition("batch <= 2")
+    with pytest.raises(ValidationError, match="is 'short' in the recorded calls") as caught:
+        checker(graph)(engine)
+    error = caught.value
+    assert (error.kind, error.output) == ("structure", "out['kind']")
+    assert (error.expected, error.got) == ("'short'", "'long'")
+    assert checker(graph).needed(engine, [condition]) == (condition,)
+    engine.limit_sizes([condition])
+    assert len(checker(graph)(engine).skipped) == 2
+
+
+def test_results_whose_words_change_with_values_are_refused() -> None:
+    def forward(x: Tensor) -> Any:
+        return x + 1, bool((x > 0).any())
+
+    with pytest.raises(ValidationError) as caught:
+        check_fake(Fault.NONE, forward, (torch.ones(2),))
+    assert (caught.value.kind, caught.value.output) == ("structure", "out[1]")
+
+
+def test_lists_that_grow_with_sizes_are_refused() -> None:
+    def forward(x: Tensor) -> Any:
+        return list(x.unbind(0))
+
+    with pytest.raises(ValidationError, match="absent") as caught:
+        check_fake(
+            Fault.NONE, forward, (torch.ones(2, 3),), dynamic_shapes={"x": {0: BatchDim(1, 4)}}
+        )
+    assert caught.value.kind == "structure"
+
+
+class Overflows(Engine):
+    """Computes the logarithm of a sum of exponentials as on paper."""
+
+    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [inputs[0].exp().sum(-1).log()]
+
+    def save(self, artifacts: ArtifactWriter) -> None:
+        raise NotImplementedError
+
+    def release(self) -> None:
+        pass
+
+
+def test_formulas_that_overflow_at_large_values_are_caught() -> None:
+    (graph,) = recorded(lambda x: x.logsumexp(-1), (torch.rand(2, 3),))
+    with pytest.raises(ValidationError) as caught:
+        checker(graph)(Overflows(graph.spec, torch.device("cpu"), "overflows"))
+    assert (caught.value.kind, caught.value.case) == ("nonfinite", "inputs times 1000")
+
+
+def test_what_hangs_on_rounding_at_large_values_is_no_fault() -> None:
+    (graph,) = recorded(lambda x: (x * 3).sin(), (torch.rand(2, 3),))
+
+    class Rounds(Overflows):
+        def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            return [(inputs[0] * (3 + 2e-6)).sin()]
+
+    result = checker(graph)(Rounds(graph.spec, torch.device("cpu"), "rounds"))
+    assert result.cases == 2 + EXTREMES

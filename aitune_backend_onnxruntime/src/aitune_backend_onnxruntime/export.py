@@ -23,6 +23,7 @@ from aitune_backend_onnxruntime.guards import export_conditions, trace_condition
 from aitune_backend_onnxruntime.indexing import untraceable_indexing
 from aitune_backend_onnxruntime.model_file import read_model
 from aitune_backend_onnxruntime.quiet import quiet_export
+from aitune_backend_onnxruntime.reads import hidden_reads, reads
 from aitune_backend_onnxruntime.rotary import broadcast_rotary_caches
 from aitune_backend_onnxruntime.samples import varying_axes
 from aitune_backend_onnxruntime.weight_norm import plain_weight_norm
@@ -82,7 +83,13 @@ _DECIDED: Final = "might cause the trace to be incorrect"
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 #: What torch.export says of a branch or a number that depends on values.
-_DATA_DEPENDENT: Final = ("data-dependent", "GuardOnDataDependent", "Dynamic control flow")
+_DATA_DEPENDENT: Final = (
+    "data-dependent",
+    "reads values",
+    "DataDependentOutput",
+    "GuardOnDataDependent",
+    "Dynamic control flow",
+)
 
 Exporter: TypeAlias = Literal["dynamo", "tracer"]
 Shapes: TypeAlias = Literal["static", "dynamic", "auto"]
@@ -215,6 +222,10 @@ def _export_with_dynamo(
     plan: ExportPlan, request: BuildRequest, inputs: tuple[Tensor, ...], path: Path
 ) -> tuple[SizeCondition, ...]:
     graph = request.graph
+    way = hidden_reads(request.module, inputs)
+    if way is not None:
+        msg = f"the module's Python code reads values ({way}), which an export freezes"
+        raise ValueError(msg)
     shapes = tuple(_dynamic_shapes(spec, plan.shapes) for spec in graph.inputs)
     program = torch.onnx.export(
         request.module,
@@ -307,6 +318,10 @@ def _check_trace(
         if any(sign in message for sign in _FROZEN_VALUES):
             msg = f"the module's Python code depends on values, which a trace freezes: {message}"
             raise ValueError(msg)
+    way = reads(request.module, inputs)
+    if way is not None:
+        msg = f"the module's Python code reads values ({way}), which a trace freezes"
+        raise ValueError(msg)
     fault = untraceable_indexing(request.module, inputs)
     if fault is not None:
         msg = f"the module uses {fault}"

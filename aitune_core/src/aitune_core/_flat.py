@@ -83,7 +83,7 @@ def _structure_error(recorded: Structure, got: Structure) -> ValidationError:
             break
     msg = (
         f"what is not a tensor in the result changes: {path!r} is {wanted} in the recorded calls, "
-        f"and {found} here; return a tensor for it, or only sizes and values that leave it as it is"
+        f"and {found} here; return a tensor for it, or tune for calls that leave it as it is"
     )
     return ValidationError(msg, output=path, kind="structure", expected=wanted, got=found)
 

@@ -120,7 +120,7 @@ class Reference:
             reference = self._eager_on_recorded(position)
             way = _copied(position)
             try:
-                self._compare(self._results[position], reference, inputs, way)
+                self._compare(self._results[position], reference, inputs, "the two calls")
             except ValidationError as error:
                 raise self._otherwise(way, error) from error
             yield Case(f"recorded call {position}", inputs, reference)
@@ -135,7 +135,7 @@ class Reference:
             try:
                 if isinstance(outputs, ValidationError):
                     raise outputs
-                self._compare(expected or plain, outputs, inputs, way)
+                self._compare(expected or plain, outputs, inputs, "the two calls")
             except ValidationError as error:
                 raise self._otherwise(way, error) from error
 
