@@ -57,6 +57,34 @@ def test_miss_without_the_module_is_an_error(checkpoint: Path) -> None:
         model(X)
 
 
+def test_loaded_module_without_weights_says_where_it_runs(checkpoint: Path) -> None:
+    model: Any = loaded(checkpoint)
+    for move in (model.half, model.double, lambda: model.to("meta")):
+        with pytest.raises(ConfigError, match=r"'net' .* runs on cpu in torch\.float32.*device="):
+            move()
+    assert model.float() is model.cpu() is model.to("cpu", torch.float32) is model
+    assert torch.equal(model(X), 2 * X + 3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_loaded_module_cannot_be_moved_to_what_is_not_there(checkpoint: Path) -> None:
+    model: Any = loaded(checkpoint)
+    for move in (model.cuda, lambda: model.to("cuda")):
+        with pytest.raises(ConfigError) as caught:
+            move()
+        assert caught.value.field == "device"
+
+
+@pytest.mark.parametrize("after_tune", ["keep", "offload", "release"])
+def test_module_whose_weights_changed_is_not_saved(after_tune: Any, tmp_path: Path) -> None:
+    model = tuned(Affine(), [X], backend=AffineBackend(), after_tune=after_tune)
+    other = {"scale": torch.tensor(10.0), "shift": torch.tensor(0.0)}
+    model.load_state_dict(other, assign=True)
+    with pytest.raises(CheckpointError, match="weights were changed"):
+        save(model, tmp_path / "net.ait", registry=REGISTRY)
+    assert not (tmp_path / "net.ait").exists()
+
+
 def test_module_can_be_given_as_fallback(checkpoint: Path) -> None:
     net = Affine().eval()
     model = loaded(checkpoint, module=net)

@@ -57,7 +57,7 @@ def model() -> Any:
         ((X, 1.0), {}, "y", "a tensor", "1.0"),
         ((X, None), {}, "y", "a tensor", "None"),
         ((X, X), {"mode": "b"}, "mode", "'a'", "'b'"),
-        ((X, [X]), {}, "y", "a tensor", "a list of 1 with 1 tensors"),
+        ((X, [X]), {}, "y", "a tensor", "a list of 1 with 1 tensor"),
     ],
 )
 def test_miss_says_what_stands_in_the_way(  # noqa: PLR0917

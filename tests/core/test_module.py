@@ -334,6 +334,65 @@ def test_released_weights_leave_the_engine_and_make_a_miss_an_error() -> None:
         model(X)
 
 
+NEW = {"scale": torch.tensor(10.0), "shift": torch.tensor(0.0)}
+
+
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.load_state_dict(NEW, assign=True),
+        lambda model: model.load_state_dict({"scale": NEW["scale"]}, assign=True, strict=False),
+        lambda model: model.load_state_dict(NEW),
+        lambda model: setattr(model, "shift", nn.Parameter(torch.tensor(0.0))),
+        lambda model: setattr(model, "inner", nn.Linear(4, 4)),
+    ],
+)
+def test_weights_changed_after_release_make_every_call_an_error(change: Any) -> None:
+    model: Any = tuned(
+        Affine(), batches(2), backend=AffineBackend(), after_tune="release", name="net"
+    )
+    change(model)
+    for _ in range(3):
+        with pytest.raises(InputMismatchError, match=r"'net' were changed.*load its file again"):
+            model(X)
+    assert len(graphs_of(model)) == 1
+
+
+def test_weights_given_for_one_call_after_release_fail_that_call_only() -> None:
+    model: Any = tuned(Affine(), batches(2), backend=AffineBackend(), after_tune="release")
+    with pytest.raises(InputMismatchError):
+        torch.func.functional_call(model, NEW, (X,))
+    assert torch.equal(model(X), 2 * X + 3)
+
+
+@pytest.mark.parametrize(
+    ("move", "field", "value"),
+    [
+        (lambda model: model.half(), "dtype", torch.float16),
+        (lambda model: model.to(torch.float64), "dtype", torch.float64),
+        (lambda model: model.to("meta"), "device", torch.device("meta")),
+        (lambda model: nn.Sequential(model).bfloat16(), "dtype", torch.bfloat16),
+    ],
+)
+def test_module_without_weights_cannot_be_moved_or_converted(
+    move: Any, field: str, value: Any
+) -> None:
+    model: Any = tuned(
+        Affine(), batches(2), backend=AffineBackend(), after_tune="release", name="net"
+    )
+    with pytest.raises(ConfigError, match="'net' has no weights here and runs on cpu") as caught:
+        move(model)
+    assert (caught.value.field, caught.value.value) == (field, value)
+    assert torch.equal(model(X), 2 * X + 3)
+
+
+def test_module_without_weights_may_stay_what_it_is() -> None:
+    model: Any = tuned(Affine(), batches(2), backend=AffineBackend(), after_tune="release")
+    assert model.to("cpu").float().to(torch.float32) is model
+    assert torch.equal(nn.Sequential(model).cpu()(X), 2 * X + 3)
+
+
 @pytest.mark.parametrize("after_tune", ["keep", "offload"])
 def test_weights_stay_where_eager_needs_them(after_tune: Any) -> None:
     model: Any = tuned(Affine(), batches(2), after_tune=after_tune)

@@ -73,7 +73,7 @@ def save(
         raise CheckpointError(msg, expected="Module", got=type(model).__name__)
     state = state_of(model)
     dispatcher = state.dispatcher
-    if dispatcher is None:
+    if dispatcher is None or state.stale():
         msg = (
             f"module {state.name!r} is not tuned, or its weights were changed since; call "
             "aitune_core.tune before saving"

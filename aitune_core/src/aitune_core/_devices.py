@@ -1,12 +1,15 @@
-"""Devices: what users write, turned into one that exists here."""
+"""Devices: what users write, turned into one that exists here; moves that nothing can follow."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from aitune_core.errors import ConfigError
 
-__all__ = ["default_device", "existing_device"]
+__all__ = ["check_stays", "default_device", "existing_device"]
 
 
 def default_device() -> torch.device:
@@ -42,3 +45,33 @@ def existing_device(device: torch.device | str) -> torch.device:
         msg = f"device {str(found)!r} does not exist, there are {count} CUDA devices"
         raise ConfigError(msg, field="device", value=device, allowed="an existing device")
     return torch.device("cuda", index)
+
+
+def check_stays(
+    name: str, device: torch.device, dtype: torch.dtype, change: Callable[[Tensor], Tensor]
+) -> None:
+    """Check that a move or a conversion leaves a module without weights as it is.
+
+    Args:
+        name: Name of the module.
+        device: Where its engines run.
+        dtype: Element type in which they compute.
+        change: What is to be done to each weight.
+
+    Raises:
+        ConfigError: Weights of this device and type would be others afterwards.
+    """
+    stays = f"module {name!r} has no weights here and runs on {device} in {dtype}, as tuned"
+    step = "make, move and tune the module anew, or load its file with device="
+    allowed = f"{device}, {dtype}"
+    try:
+        changed = change(torch.empty(0, dtype=dtype, device=device))
+    except Exception as error:
+        msg = f"{stays}; it cannot be moved or converted: {error}; {step}"
+        raise ConfigError(msg, field="device", value=None, allowed=allowed) from error
+    if changed.device != device:
+        msg = f"{stays}; it cannot be moved to {changed.device}; {step}"
+        raise ConfigError(msg, field="device", value=changed.device, allowed=allowed)
+    if changed.dtype != dtype:
+        msg = f"{stays}; it cannot be converted to {changed.dtype}; {step}"
+        raise ConfigError(msg, field="dtype", value=changed.dtype, allowed=allowed)

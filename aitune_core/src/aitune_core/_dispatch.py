@@ -103,6 +103,15 @@ class Dispatcher:
                 self._families.setdefault(family(form), []).append(form)
         self._remembered: dict[Any, TunedGraph] = {}
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type in which the module computes: the first one that has fractions."""
+        for graph in self.graphs:
+            for spec in (*graph.graph.inputs, *graph.graph.outputs):
+                if spec.dtype.is_floating_point:
+                    return spec.dtype
+        return torch.get_default_dtype()
+
     def find(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[TunedGraph, list[Tensor]]:
@@ -288,4 +297,6 @@ def _describe(structure: Structure) -> str:
     if structure[0] == "=":
         return repr(unflatten(structure, iter(())))
     kind = structure[0] if isinstance(structure[1], tuple) else structure[1].__name__
-    return f"a {kind} of {len(structure[-1])} with {len(hole_paths(structure))} tensors"
+    count = len(hole_paths(structure))
+    tensors = "1 tensor" if count == 1 else f"{count} tensors"
+    return f"a {kind} of {len(structure[-1])} with {tensors}"

@@ -11,11 +11,11 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, NoReturn, Protocol, Self
+from typing import Any, ClassVar, Final, Literal, NoReturn, Protocol, Self
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
 from aitune_core._arguments import (
@@ -25,6 +25,7 @@ from aitune_core._arguments import (
     check_strategy,
 )
 from aitune_core._calls import CallForm
+from aitune_core._devices import check_stays
 from aitune_core._dispatch import Dispatcher, Miss
 from aitune_core._graphs import DynamicShapes, check_dynamic_shapes
 from aitune_core._weights import WeightWatch
@@ -99,12 +100,21 @@ class ModuleState:
 
     def release(self) -> None:
         """Give the memory of the weights up."""
-        self._watch = None
         self.no_eager = (
             "its weights were released after tuning (after_tune='release'); use after_tune='keep' "
             "or 'offload' to have eager at hand"
         )
         self.module.to("meta")
+        self._watch = WeightWatch(self.module)
+
+    def change_class(self, value: type[nn.Module]) -> None:
+        """Make the wrapped module one of another class; the next call finds tuned graphs stale."""
+        self.module.__class__ = value
+        self.call_form = CallForm.of(self.module.forward)
+
+    def stale(self) -> bool:
+        """Whether the weights are no longer those that the tuned graphs hold."""
+        return self._watch is not None and not self._watch.all_unchanged()
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Run a call on a tuned graph, or eagerly."""
@@ -151,13 +161,20 @@ class ModuleState:
                 self._offloaded_from = None
 
     def _drop_stale(self, dispatcher: Dispatcher) -> None:
+        what = f"the weights of module {self.name!r} were changed or moved after tuning"
+        if self.no_eager is not None:
+            msg = (
+                f"{what}, its tuned graphs hold the old ones, and {self.no_eager}. Undo the "
+                "change, or make and tune the module anew, or load its file again"
+            )
+            raise InputMismatchError(msg, expected="the weights that were tuned", got="others")
         with self._lock:
             if self.dispatcher is not dispatcher:
                 return
             self.dispatcher = None
         msg = (
-            f"the weights of module {self.name!r} were changed or moved after tuning; its tuned "
-            "graphs hold the old ones and are dropped. Calls run eagerly until it is tuned again"
+            f"{what}; its tuned graphs hold the old ones and are dropped. Calls run eagerly until "
+            "it is tuned again"
         )
         warnings.warn(msg, MissWarning, stacklevel=_STACK_LEVEL - 1)
 
@@ -203,7 +220,8 @@ class ModuleState:
 def _transforming() -> bool:
     """Whether PyTorch traces the call, transforms it, or takes forward-mode gradients of it."""
     return (
-        torch._C._get_tracing_state() is not None  # noqa: SLF001 - what jit.is_tracing() asks
+        fx._symbolic_trace._is_fx_tracing_flag  # noqa: SLF001 - is_fx_tracing() may warn
+        or torch._C._get_tracing_state() is not None  # noqa: SLF001 - what jit.is_tracing() asks
         or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - vmap, grad
         or forward_ad._current_level >= 0  # noqa: SLF001
     )
@@ -222,6 +240,51 @@ def _forward_of(state: ModuleState) -> Callable[..., Any]:
 
     with_signature: Callable[..., Any] = functools.update_wrapper(forward, state.module.forward)
     return with_signature
+
+
+class _Forward:
+    """The ``forward`` of wrappers: that of the wrapped class for the class, ours for an instance.
+
+    Tracers look it up in the class. Libraries replace it in the instance, to put code around it,
+    which must not reach the ``__dict__`` that the wrapper shares.
+    """
+
+    def __get__(self, instance: Module | None, owner: type[Module]) -> Callable[..., Any]:
+        if instance is not None:
+            return instance._aitune_forward  # noqa: SLF001
+        forward: Callable[..., Any] = (owner._aitune_wraps or nn.Module).forward  # noqa: SLF001
+        return forward
+
+    def __set__(self, instance: Module, value: Callable[..., Any]) -> None:
+        object.__setattr__(instance, "_aitune_forward", value)
+
+    def __delete__(self, instance: Module) -> None:
+        object.__setattr__(instance, "_aitune_forward", _forward_of(state_of(instance)))
+
+
+def _combined(cls: type[Any], original: type[nn.Module]) -> type[Any]:
+    """Return a class that is both ``cls``, which is `Module` or derives from it, and another."""
+    try:
+        combined = types.new_class(
+            original.__name__,
+            (cls, original),
+            exec_body=lambda namespace: namespace.update(_aitune_wraps=original),
+        )
+    except TypeError as error:
+        msg = f"Module cannot wrap {original.__qualname__}: {error}; it must not use __slots__"
+        raise ConfigError(msg, field="module", value=original, allowed="torch.nn.Module") from error
+    combined.__module__, combined.__qualname__ = original.__module__, original.__qualname__
+    return combined
+
+
+def _check_class(state: ModuleState, value: object) -> None:
+    original = type(state.module)
+    if not isinstance(value, type) or not issubclass(value, nn.Module) or issubclass(value, Module):
+        msg = (
+            f"__class__ of module {state.name!r} must be {original.__qualname__} or another "
+            f"subclass of torch.nn.Module that is not made from the wrapper's type(), got {value!r}"
+        )
+        raise ConfigError(msg, field="__class__", value=value, allowed="a torch.nn.Module class")
 
 
 class Module(nn.Module):
@@ -251,11 +314,22 @@ class Module(nn.Module):
 
     __slots__ = ("_aitune", "_aitune_forward")
 
+    #: The class of the wrapped module, in classes that `Module` makes.
+    _aitune_wraps: ClassVar[type[nn.Module] | None] = None
     _aitune: ModuleState
     _aitune_forward: Callable[..., Any]
 
-    def __new__(cls, module: nn.Module, *_args: object, **_kwargs: object) -> Self:
+    forward = _Forward()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401
         """Make an instance of a class that is both `Module` and the class of ``module``."""
+        if cls._aitune_wraps is not None:
+            # Methods that make another one of their class, as slices of containers are made.
+            return cls._aitune_wraps(*args, **kwargs)  # type: ignore[return-value]
+        return cls._of(*args, **kwargs)
+
+    @classmethod
+    def _of(cls, module: nn.Module, *_args: object, **_kwargs: object) -> Self:
         if not isinstance(module, nn.Module):
             kind = (
                 "a class; make an instance" if isinstance(module, type) else type(module).__name__
@@ -268,15 +342,7 @@ class Module(nn.Module):
         if isinstance(module, torch.jit.ScriptModule):
             msg = "Module cannot wrap a TorchScript module; wrap the nn.Module it was made from"
             raise ConfigError(msg, field="module", value=module, allowed="torch.nn.Module")
-        original = type(module)
-        try:
-            combined = types.new_class(original.__name__, (cls, original))
-        except TypeError as error:
-            msg = f"Module cannot wrap {original.__qualname__}: {error}; it must not use __slots__"
-            raise ConfigError(
-                msg, field="module", value=module, allowed="torch.nn.Module"
-            ) from error
-        combined.__module__, combined.__qualname__ = original.__module__, original.__qualname__
+        combined = _combined(cls, type(module))
         instance: Self = object.__new__(combined)
         return instance
 
@@ -310,19 +376,19 @@ class Module(nn.Module):
         object.__setattr__(self, "_aitune", state)
         object.__setattr__(self, "_aitune_forward", _forward_of(state))
 
-    @property
-    def forward(self) -> Callable[..., Any]:
-        """Run a call on a tuned graph, or eagerly; same signature as the wrapped module's."""
-        return self._aitune_forward
+    @property  # type: ignore[override]
+    def __class__(self) -> type[nn.Module]:
+        """The class of the wrapped module; ``type()`` gives the class that is `Module`, too."""
+        return type(state_of(self).module)
 
-    @forward.setter
-    def forward(self, value: Callable[..., Any]) -> None:
-        # Libraries replace ``forward`` to put code around it; what they replace is ours.
-        object.__setattr__(self, "_aitune_forward", value)
-
-    @forward.deleter
-    def forward(self) -> None:
-        object.__setattr__(self, "_aitune_forward", _forward_of(state_of(self)))
+    @__class__.setter
+    def __class__(self, value: type[nn.Module]) -> None:
+        # Parametrizations, among others, put a class of their own in place.
+        state = state_of(self)
+        _check_class(state, value)
+        combined = _combined(type(self).__bases__[0], value)
+        state.change_class(value)
+        object.__dict__["__class__"].__set__(self, combined)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Module:
         """Copy the module; the copy has weights of its own and is not tuned."""
@@ -331,6 +397,35 @@ class Module(nn.Module):
             msg = f"module {state.name!r} cannot be copied: {state.no_eager}; load the file again"
             raise TypeError(msg)
         return _rewrapped(state, copy.deepcopy(state.module, memo))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401
+        """Move or convert the weights; where there are none, engines stay as they are."""
+        state = state_of(self)
+        if state.no_eager is not None and state.dispatcher is not None:
+            check_stays(state.name, state.dispatcher.device, state.dispatcher.dtype, fn)
+            return self
+        moved: Self = super()._apply(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
+        return moved
+
+    def __repr__(self) -> str:
+        """Return what the wrapped module says of itself, and how many graphs are tuned."""
+        text, dispatcher = super().__repr__(), state_of(self).dispatcher
+        if dispatcher is None:
+            return text
+        count = len(dispatcher.graphs)
+        graphs = "1 tuned graph" if count == 1 else f"{count} tuned graphs"
+        return f"{text} [{graphs} on {dispatcher.device}]"
+
+    def __copy__(self) -> Module:
+        """Copy the module, which shares its weights with the copy."""
+        state = state_of(self)
+        if state.dispatcher is not None:
+            msg = (
+                f"module {state.name!r} is tuned, and a shallow copy would share its engines; use "
+                "copy.deepcopy for an untuned copy with weights of its own"
+            )
+            raise TypeError(msg)
+        return _rewrapped(state, copy.copy(state.module))
 
     def __reduce_ex__(self, _protocol: object) -> tuple[Any, ...]:
         """Pickle the wrapped module; engines do not pickle, so a tuned one is refused."""

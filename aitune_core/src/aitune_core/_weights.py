@@ -91,6 +91,8 @@ def _owners(module: nn.Module) -> Iterator[_Owner]:
 class WeightWatch:
     """Notices that parameters, buffers or parts of a module were changed, moved or replaced.
 
+    Its class counts, too: parametrizations, for one, change it.
+
     At each look, every tensor is asked for its count of writes, and every place for what is in it,
     so that tensors which were written to, replaced, added or taken away are noticed at once.
     Whether a tensor was given other memory (`Tensor.data` was set) is asked of a few tensors at
@@ -105,6 +107,7 @@ class WeightWatch:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self._module, self._class = module, type(module)
         owners = tuple(_owners(module))
         full = [owner for owner in owners if owner]
         #: Places that were empty; something in one of them is a change.
@@ -138,6 +141,8 @@ class WeightWatch:
 
     def _in_place(self) -> bool:
         """Whether every place holds what it held; Python code runs once, not once per place."""
+        if type(self._module) is not self._class:
+            return False
         found = itertools.chain.from_iterable(self._places)
         try:
             return all(map(operator.is_, found, self._values)) and not any(self._empty)
