@@ -67,12 +67,6 @@ class Remembers(nn.Module):
         return x + self.kept[: len(x), None]
 
 
-def test_replacing_a_tensor_on_each_call_is_refused() -> None:
-    with pytest.raises(RecordingError) as caught:
-        recorded(Remembers(lambda *_: True), (X,))
-    assert caught.value.path == "kept"
-
-
 def test_tensors_made_once_are_no_state() -> None:
     def longer(module: Any, x: Tensor) -> bool:
         return module.kept is None or len(module.kept) < len(x)
@@ -97,3 +91,28 @@ def test_tensors_of_parts_in_plain_lists_are_watched() -> None:
     with torch.no_grad():
         module.parts[0].weight.zero_()
     assert watch.written() == "parts[0].weight"
+
+
+class Derives(nn.Module):
+    """Computes a tensor anew on each call, as hooks of old weight norms do."""
+
+    def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.make = make
+        self.kept = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.make(x)
+        return x + self.kept
+
+
+def test_what_is_computed_anew_from_weights_alone_is_no_state() -> None:
+    (graph,) = recorded(Derives(lambda _: torch.ones(4) * 2), (X,))
+    assert len(graph.samples) == 1
+
+
+@pytest.mark.parametrize("x", [X, torch.arange(8).reshape(2, 4), torch.eye(4)[:2].bool()])
+def test_what_is_computed_anew_from_inputs_is_state(x: Tensor) -> None:
+    with pytest.raises(RecordingError) as caught:
+        recorded(Derives(lambda x: x * 1), (x,))
+    assert caught.value.path == "kept"

@@ -59,7 +59,9 @@ def extreme_inputs(
 
 
 def _real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+    """Whether it holds numbers that PyTorch computes with; float8 it only stores."""
+    computed = tensor.dtype.itemsize > 1
+    return computed and (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:

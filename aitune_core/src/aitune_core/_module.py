@@ -124,7 +124,7 @@ class ModuleState:
         if recorder is not None:
             return recorder.record(self, args, kwargs)
         dispatcher = self.dispatcher
-        if dispatcher is None or self.module.training or _transforming():
+        if dispatcher is None or self.module.training or _transforming(args, kwargs):
             return self.eager(args, kwargs)
         if self._watch is not None and not self._watch.unchanged():
             if not self._watch.fake():
@@ -217,14 +217,19 @@ class ModuleState:
         warnings.warn(msg, MissWarning, stacklevel=_STACK_LEVEL)
 
 
-def _transforming() -> bool:
+def _transforming(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether PyTorch traces the call, transforms it, or takes forward-mode gradients of it."""
     return (
-        fx._symbolic_trace._is_fx_tracing_flag  # noqa: SLF001 - is_fx_tracing() may warn
+        # The flag is the process's: exports in other threads set it, too.
+        (fx._symbolic_trace._is_fx_tracing_flag and _proxies(args, kwargs))  # noqa: SLF001
         or torch._C._get_tracing_state() is not None  # noqa: SLF001 - what jit.is_tracing() asks
         or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - vmap, grad
         or forward_ad._current_level >= 0  # noqa: SLF001
     )
+
+
+def _proxies(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values()))
 
 
 #: Frames between the user's call and a warning: Module.__call__, its implementation, forward,

@@ -170,11 +170,7 @@ class ModuleRecording:
         """Return why a call that changed tensors of the module is refused, and which one."""
         name = state.written()
         if name is None and state.replaced() is not None:
-            # Made once, on the first call or for a longer input, it is no state of the calls.
-            again = StateWatch(self.module)
-            args, kwargs = self.call_form.arguments(structure, _copies(copies))
-            self.module.forward(*args, **kwargs)
-            name = again.written() or again.replaced()
+            name = self._changed_again(structure, copies)
         if name is None:
             return None
         reason = (
@@ -182,6 +178,24 @@ class ModuleRecording:
             "lose; make it an input and an output"
         )
         return reason, name
+
+    def _changed_again(
+        self, structure: tuple[Structure, ...], copies: Sequence[Tensor]
+    ) -> str | None:
+        """Return which tensor another call of this kind changes.
+
+        What is made once, on a first call or for a longer input, is no state; nor is what is made
+        on each call, and is the same for other values.
+        """
+        for inputs, by_equal in (([*map(_other_values, copies)], False), (_copies(copies), True)):
+            again = StateWatch(self.module)
+            args, kwargs = self.call_form.arguments(structure, inputs)
+            try:
+                self.module.forward(*args, **kwargs)
+            except Exception:  # noqa: BLE001, S112 - of the user's module, for values of no sense
+                continue
+            return again.written() or again.replaced(by_equal=by_equal)
+        return None
 
     def _changed_argument(
         self,
@@ -253,6 +267,15 @@ class ModuleRecording:
 
 def _copies(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(tensor.detach().resolve_conj().resolve_neg().clone() for tensor in tensors)
+
+
+def _other_values(tensor: Tensor) -> Tensor:
+    """Return other values of a kind; integers in another order, since they may be indices."""
+    if tensor.dtype is torch.bool:
+        return ~tensor
+    if tensor.dtype.itemsize > 1 and (tensor.is_floating_point() or tensor.is_complex()):
+        return -tensor
+    return tensor.flip(tuple(range(tensor.dim())))
 
 
 def _with_inputs_for_numbers(calls: Sequence[RecordedCall]) -> Iterator[RecordedCall]:

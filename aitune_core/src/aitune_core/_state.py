@@ -9,7 +9,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from aitune_core._tensors import version_of
+from aitune_core._tensors import same_bits, version_of
 
 __all__ = ["StateWatch"]
 
@@ -54,14 +54,25 @@ class StateWatch:
                 return path
         return None
 
-    def replaced(self) -> str | None:
-        """Return the path of a tensor that was added, taken away or replaced since, if any."""
+    def replaced(self, *, by_equal: bool = False) -> str | None:
+        """Return the path of a tensor that was added, taken away or replaced since, if any.
+
+        Args:
+            by_equal: Whether being replaced by an equal tensor counts.
+        """
         after = dict(_tensors(self._module))
         for path in (*after, *self._before):
-            before = self._before.get(path)
-            if before is None or after.get(path) is not before[0]:
+            new, (old, _) = after.get(path), self._before.get(path, (None, 0))
+            if new is old:
+                continue
+            if by_equal or new is None or old is None or not _equal(new, old):
                 return path
         return None
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    same = (one.dtype, one.device, one.layout) == (other.dtype, other.device, other.layout)
+    return same and same_bits(one, other)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
