@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aitune_core import BatchDim, ConfigError, DynamicDim, GraphSpec, InputMismatchError, TensorSpec
 from aitune_core._trees import HOLE
+from aitune_core.conditions import FUNCTION_NAMES
 from aitune_core.specs import dtype_name
 
 BATCH = BatchDim(1, 4)
@@ -39,9 +40,18 @@ def test_dtype_names_have_no_prefix() -> None:
     assert dtype_name(torch.bfloat16) == "bfloat16"
 
 
-@pytest.mark.parametrize("name", ["", "a b", "1a", "a-b", None, 3, b"a"])
-def test_dim_name_must_be_an_identifier(name: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        *((name, "a Python identifier") for name in ("", "a b", "1a", "a-b", None, 3, b"a")),
+        *((name, "no keyword") for name in ("True", "None", "if", "lambda")),
+        *((name, "none of the functions") for name in FUNCTION_NAMES),
+        ("\ufb01ne", "'fine'"),
+        ("\u2115", "'N'"),
+    ],
+)
+def test_dim_name_must_be_one_that_conditions_can_use(name: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
         DynamicDim(name, 1, 2)
     assert caught.value.field == "name"
     assert caught.value.value == name

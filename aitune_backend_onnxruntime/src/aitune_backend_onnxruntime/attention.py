@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
-from unittest import mock
 
 import torch
 from torch.nn import functional
 from torch.nn.modules import transformer
+
+from aitune_backend_onnxruntime.patching import replaced_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,16 +34,17 @@ def plain_attention() -> Iterator[None]:
       Which one it is becomes a condition on that size.
     - One head of keys and values that serves all queries is expanded: ONNX has no broadcast there.
     """
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with (
-            mock.patch.object(transformer, "_detect_is_causal_mask", _declared_causal),
-            mock.patch.object(functional, "scaled_dot_product_attention", _attention()),
-        ):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
+    with (
+        replaced_here(torch.backends.mha, "get_fastpath_enabled", _never),
+        replaced_here(transformer, "_detect_is_causal_mask", _declared_causal),
+        replaced_here(functional, "scaled_dot_product_attention", _attention()),
+    ):
+        yield
+
+
+def _never() -> bool:
+    """Say that the fused path is switched off."""
+    return False
 
 
 def _declared_causal(

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -22,6 +23,7 @@ from aitune_backend_onnxruntime.errors import OnnxExportError
 from aitune_backend_onnxruntime.guards import export_conditions, trace_conditions
 from aitune_backend_onnxruntime.indexing import untraceable_indexing
 from aitune_backend_onnxruntime.model_file import read_model
+from aitune_backend_onnxruntime.patching import confined_to_this_thread
 from aitune_backend_onnxruntime.quiet import quiet_export
 from aitune_backend_onnxruntime.reads import hidden_reads, reads
 from aitune_backend_onnxruntime.rotary import broadcast_rotary_caches
@@ -191,7 +193,7 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
     folder = Path(tempfile.mkdtemp(prefix="export-", dir=request.work_dir))
     conditions: tuple[SizeCondition, ...] = ()
     try:
-        with _ONE_EXPORT, quiet_export(), torch.no_grad(), plain_attention(), plain_weight_norm():
+        with _exporting(), torch.no_grad():
             if plan.exporter == "dynamo":
                 conditions = _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
             else:
@@ -208,13 +210,26 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
         gc.collect()
 
 
+@contextmanager
+def _exporting() -> Iterator[None]:
+    """Prepare PyTorch for an export in this thread."""
+    with (
+        _ONE_EXPORT,
+        quiet_export(),
+        confined_to_this_thread(),
+        plain_attention(),
+        plain_weight_norm(),
+    ):
+        yield
+
+
 def assumptions(request: BuildRequest, inputs: Sequence[Tensor]) -> tuple[SizeCondition, ...]:
     """Return what the request's module takes for granted of the sizes of inputs.
 
     Raises:
         Exception: Of any kind, where the module cannot be followed without data.
     """
-    with _ONE_EXPORT, quiet_export(), plain_attention(), plain_weight_norm():
+    with _exporting():
         return trace_conditions(request.module, inputs, request.graph)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
-from unittest import mock
 
 import torch
 from torch import _VF
 from torch._subclasses.fake_tensor import FakeTensor
+
+from aitune_backend_onnxruntime.patching import replaced_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +33,7 @@ def recurrent_shapes() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in _FUNCTIONS:
             function = _on_symbolic(getattr(_VF, name))
-            stack.enter_context(mock.patch.object(_VF, name, function, create=True))
+            stack.enter_context(replaced_here(_VF, name, function))
         yield
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
+
+from aitune_backend_onnxruntime.patching import replaced_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ def plain_weight_norm() -> Iterator[None]:
     # Its name in torch.nn.utils is that of the function in it.
     hooks = importlib.import_module("torch.nn.utils.weight_norm")
     with (
-        mock.patch.object(torch, "_weight_norm", weight_norm),
-        mock.patch.object(hooks, "_weight_norm", weight_norm),
+        replaced_here(torch, "_weight_norm", weight_norm),
+        replaced_here(hooks, "_weight_norm", weight_norm),
     ):
         yield

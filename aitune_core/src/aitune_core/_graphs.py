@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -372,7 +373,8 @@ def _most_common(sizes: _Sizes) -> int:
 
 
 def _derived(path: str, axis: int, sizes: _Sizes, names: set[str]) -> DynamicDim:
-    wanted = "batch" if axis == 0 else re.sub(r"\W+", "_", f"{path}_{axis}").strip("_")
+    plain = unicodedata.normalize("NFKC", f"{path}_{axis}")
+    wanted = "batch" if axis == 0 else re.sub(r"\W+", "_", plain).strip("_")
     name, count = wanted, 2
     while name in names:
         name, count = f"{wanted}_{count}", count + 1

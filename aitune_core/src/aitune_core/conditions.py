@@ -13,7 +13,7 @@ import attrs
 
 from aitune_core.errors import ConfigError
 
-__all__ = ["SizeCondition"]
+__all__ = ["FUNCTION_NAMES", "SizeCondition"]
 
 #: Gives the value of an expression for the sizes of its dims.
 _Compiled: TypeAlias = Callable[[Mapping[str, int]], Any]
@@ -51,6 +51,9 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "sqrt": math.sqrt,
     "trunc": math.trunc,
 }
+
+#: Names that mean something in a condition, so that no dim can have them.
+FUNCTION_NAMES: Final = frozenset(_FUNCTIONS)
 
 
 @attrs.frozen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ from attrs import field, validators
 from torch import Tensor
 
 from aitune_core._trees import Structure
-from aitune_core.conditions import SizeCondition
+from aitune_core.conditions import FUNCTION_NAMES, SizeCondition
 from aitune_core.errors import ConfigError, InputMismatchError
 
 __all__ = ["BatchDim", "DynamicDim", "GraphSpec", "TensorSpec", "dtype_name"]
@@ -22,8 +24,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _is_identifier(name: object) -> bool:
-    return isinstance(name, str) and name.isidentifier()
+def _name_problem(name: object) -> str | None:
+    """Return why conditions cannot speak of a dim of this name; None where they can."""
+    if not (isinstance(name, str) and name.isidentifier()):
+        return "must be a Python identifier"
+    if keyword.iskeyword(name):
+        return "must be no keyword of Python"
+    if name in FUNCTION_NAMES:
+        return "must be none of the functions of conditions"
+    # Python reads names in this form.
+    normal = unicodedata.normalize("NFKC", name)
+    return None if name == normal else f"must be written as Python reads it, {normal!r}"
 
 
 def _is_size(value: object) -> bool:
@@ -37,13 +48,14 @@ class DynamicDim:
     Axes with the same name have the same size in every call.
 
     Args:
-        name: Identifier of the dim; a valid Python identifier.
+        name: Identifier of the dim; a Python identifier that is no keyword, nor a function of
+            `SizeCondition` such as ``max``.
         min: Smallest size, inclusive; at least 0.
         max: Largest size, inclusive.
         opt: Size to optimise for; None means the size seen most often when recording.
 
     Raises:
-        ConfigError: The name is no identifier, a size is no integer, or not
+        ConfigError: The name cannot be used, a size is no integer, or not
             ``min <= opt <= max``.
     """
 
@@ -53,8 +65,9 @@ class DynamicDim:
     opt: int | None = None
 
     def __init__(self, name: str, min: int, max: int, opt: int | None = None) -> None:  # noqa: A002
-        if not _is_identifier(name):
-            msg = f"DynamicDim name must be a Python identifier, got {name!r}"
+        problem = _name_problem(name)
+        if problem is not None:
+            msg = f"DynamicDim name {problem}, got {name!r}; use another name, such as 'length'"
             raise ConfigError(msg, field="name", value=name, allowed="an identifier")
         for label, size in (("min", min), ("max", max), ("opt", min if opt is None else opt)):
             if not _is_size(size):
