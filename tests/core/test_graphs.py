@@ -337,6 +337,6 @@ def test_declared_range_of_a_length_that_follows_stays() -> None:
 
 
 def test_derived_names_are_written_as_python_reads_them() -> None:
-    calls = [(({"\ufb01ne": torch.ones(2, size)},), {}) for size in (3, 5)]
+    calls: list[Any] = [(({"\ufb01ne": torch.ones(2, size)},), {}) for size in (3, 5)]
     (graph,) = recorded(lambda inputs: inputs["\ufb01ne"] * 2, *calls)
-    assert list(graph.spec.dims) == ["inputs_fine_1"]
+    assert list(graph.spec.dims) == ["inputs_fine__1"]
