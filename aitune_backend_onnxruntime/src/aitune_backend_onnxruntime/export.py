@@ -20,6 +20,7 @@ from torch import nn
 from aitune_backend_onnxruntime.attention import plain_attention
 from aitune_backend_onnxruntime.config import TRACER_OPSETS
 from aitune_backend_onnxruntime.errors import OnnxExportError
+from aitune_backend_onnxruntime.forms import ExactForms
 from aitune_backend_onnxruntime.guards import export_conditions, trace_conditions
 from aitune_backend_onnxruntime.indexing import untraceable_indexing
 from aitune_backend_onnxruntime.model_file import read_model
@@ -193,7 +194,11 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
     folder = Path(tempfile.mkdtemp(prefix="export-", dir=request.work_dir))
     conditions: tuple[SizeCondition, ...] = ()
     try:
-        with _exporting(), torch.no_grad():
+        with (
+            _exporting(),
+            torch.no_grad(),
+            ExactForms(tracing=plan.exporter == "tracer"),
+        ):
             if plan.exporter == "dynamo":
                 conditions = _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
             else:

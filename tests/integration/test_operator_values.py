@@ -1,0 +1,106 @@
+"""Operators whose plain exported form is wrong for values or sizes that nobody recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import aitune_core as ait
+
+Tune = Callable[..., Any]
+
+FLOATS = torch.tensor(
+    [[0.0, 1.0, -1.0, 30.0, -30.0, 200.0, -200.0, 1e-6, -2.5]] * 9, dtype=torch.float32
+)
+INTEGERS = torch.tensor([[-9, -7, -1, 0, 1, 7, 9]] * 3)
+
+
+class Net(nn.Module):
+    """A module whose forward is a function of its inputs."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.function(x, y)
+
+
+def tuned(function: Callable[..., Any], dynamo: bool, *calls: Any) -> Any:
+    strategy = ait.OneBackendStrategy(("onnxruntime", {"use_dynamo": dynamo}))
+    model = ait.Module(Net(function).eval(), strategy=strategy, on_miss="error")
+    ait.tune(model, list(calls))
+    return model
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, _: functional.logsigmoid(x),
+        lambda x, _: nn.LogSigmoid()(x),
+        torch.atan2,
+        lambda x, y: x.arctan2(y),
+    ],
+)
+def test_functions_far_from_what_was_recorded(function: Any, dynamo: bool) -> None:
+    model = tuned(function, dynamo, (torch.randn(9, 9), torch.randn(9, 9)))
+    x, y = FLOATS, FLOATS.T.contiguous()
+    torch.testing.assert_close(model(x, y), function(x, y), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x // 3 + 0 * y,
+        lambda x, y: x // -4 + 0 * y,
+        lambda x, y: x // y,
+        torch.floor_divide,
+        lambda x, y: torch.div(x, y, rounding_mode="floor"),
+        lambda x, y: x.div(y, rounding_mode="trunc"),
+        lambda x, y: (x >> 1) + 0 * y,
+        lambda x, y: x % y,
+        torch.remainder,
+        torch.fmod,
+    ],
+)
+def test_division_of_negative_integers(function: Any, dynamo: bool) -> None:
+    recorded = torch.arange(1, 22).reshape(3, 7)
+    model = tuned(function, dynamo, (recorded, recorded + 1))
+    for divisor in (-5, -2, 1, 3):
+        y = torch.full((3, 7), divisor)
+        assert torch.equal(model(INTEGERS, y), function(INTEGERS, y))
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_nearest_interpolation_to_any_size(dynamo: bool) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return functional.interpolate(x, size=y.shape[-2:], mode="nearest") + y
+
+    model = tuned(
+        function,
+        dynamo,
+        *((torch.rand(1, 2, size, size), torch.rand(1, 2, size * 2, size * 2)) for size in (3, 24)),
+        (torch.rand(1, 2, 5, 7), torch.rand(1, 2, 11, 48)),
+    )
+    for old in range(3, 25, 3):
+        for new in range(6, 49):
+            x = torch.arange(2.0 * old * old).reshape(1, 2, old, old)
+            y = torch.zeros(1, 2, new, new)
+            assert torch.equal(model(x, y), function(x, y)), (old, new)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("size", [8, (12, 8), (10, 6), (3, 3)])
+def test_nearest_interpolation_to_a_fixed_size(size: Any, dynamo: bool) -> None:
+    def function(x: Tensor, _: Tensor) -> Tensor:
+        return functional.interpolate(x, size=size)
+
+    x = torch.rand(2, 3, 4, 4)
+    assert torch.equal(tuned(function, dynamo, (x, x))(x, x), function(x, x))
