@@ -79,6 +79,24 @@ def test_division_of_negative_integers(function: Any, dynamo: bool) -> None:
 
 
 @pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x // y,
+        lambda x, y: x // -1 + 0 * y,
+        lambda x, y: torch.div(x, y, rounding_mode="floor"),
+        lambda x, y: x % y,
+        torch.fmod,
+    ],
+)
+def test_lowest_integer_by_minus_one_does_not_end_the_process(function: Any, dynamo: bool) -> None:
+    recorded = torch.arange(1, 22).reshape(3, 7)
+    model = tuned(function, dynamo, (recorded, recorded + 1))
+    x, y = torch.full((3, 7), -(2**63)), torch.full((3, 7), -1)
+    assert torch.equal(model(x, y), function(x, y))
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
 def test_nearest_interpolation_to_any_size(dynamo: bool) -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         return functional.interpolate(x, size=y.shape[-2:], mode="nearest") + y

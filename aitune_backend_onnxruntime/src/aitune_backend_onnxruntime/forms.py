@@ -22,6 +22,7 @@ class ExactForms(TorchFunctionMode):
     - ``logsigmoid`` is exported as the logarithm of a sigmoid, which is infinite below -104.
     - ``atan2`` takes the wrong half of the axis for a zero and a negative number.
     - ``interpolate`` to a given size takes a neighbour at some pairs of sizes, in nearest mode.
+    - The lowest integer divided by -1 ends the process in ONNX Runtime.
     - The tracer divides negative integers towards zero, also in right shifts.
     """
 
@@ -35,15 +36,12 @@ class ExactForms(TorchFunctionMode):
             Tensor.arctan2: _atan2,
             functional.interpolate: _interpolate,
         }
+        for owner in (torch, Tensor):
+            self._forms |= {owner.floor_divide: _floor_divide, owner.remainder: _remainder}
+            self._forms |= {owner.div: _divide, owner.divide: _divide, owner.fmod: _fmod}
+        self._forms |= {Tensor.__floordiv__: _floor_divide, Tensor.__mod__: _remainder}
         if tracing:
             self._forms |= {
-                torch.floor_divide: _floor_divide,
-                Tensor.floor_divide: _floor_divide,
-                Tensor.__floordiv__: _floor_divide,
-                torch.div: _divide,
-                torch.divide: _divide,
-                Tensor.div: _divide,
-                Tensor.divide: _divide,
                 Tensor.__rshift__: _right_shift,
                 torch.bitwise_right_shift: _right_shift,
                 Tensor.bitwise_right_shift: _right_shift,
@@ -118,6 +116,12 @@ def _nearest(old: int, new: int, device: torch.device) -> Tensor:
 def _floor_divide(input: Any, other: Any, **options: Any) -> Any:  # noqa: A002, ANN401
     if options or not _whole(input) or not (_whole(other) or type(other) is int):
         return NotImplemented
+    if not isinstance(other, Tensor):
+        return -input if other == -1 else _floor(input, other)
+    return torch.where(other == -1, -input, _floor(input, _harmless(other)))
+
+
+def _floor(input: Tensor, other: Any) -> Any:  # noqa: A002, ANN401
     quotient = torch.div(input, other, rounding_mode="trunc")
     rest = input - quotient * other
     if isinstance(other, Tensor):
@@ -135,6 +139,23 @@ def _divide(
     **options: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
     return _floor_divide(input, other, **options) if rounding_mode == "floor" else NotImplemented
+
+
+def _remainder(input: Any, other: Any, **options: Any) -> Any:  # noqa: A002, ANN401
+    if options or not (_whole(input) and _whole(other)):
+        return NotImplemented
+    return torch.remainder(input, _harmless(other))
+
+
+def _fmod(input: Any, other: Any, **options: Any) -> Any:  # noqa: A002, ANN401
+    if options or not (_whole(input) and _whole(other)):
+        return NotImplemented
+    return torch.fmod(input, _harmless(other))
+
+
+def _harmless(divisor: Tensor) -> Tensor:
+    """Return divisors with 1 in place of -1, which leaves the same rest: none."""
+    return torch.where(divisor == -1, torch.ones_like(divisor), divisor)
 
 
 def _right_shift(input: Any, other: Any) -> Any:  # noqa: A002, ANN401
