@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,9 @@ class Net(nn.Module):
         return self.function(x, y)
 
 
+_cross_entropy = functools.partial(functional.binary_cross_entropy_with_logits, reduction="none")
+
+
 def tuned(function: Callable[..., Any], dynamo: bool, *calls: Any) -> Any:
     strategy = ait.OneBackendStrategy(("onnxruntime", {"use_dynamo": dynamo}))
     model = ait.Module(Net(function).eval(), strategy=strategy, on_miss="error")
@@ -44,8 +48,14 @@ def tuned(function: Callable[..., Any], dynamo: bool, *calls: Any) -> Any:
     [
         lambda x, _: functional.logsigmoid(x),
         lambda x, _: nn.LogSigmoid()(x),
+        lambda x, y: _cross_entropy(x, (y > 0).float()),
+        lambda x, _: x.abs().log1p(),
+        lambda x, _: torch.log1p(x.abs() * 1e-9),
+        torch.logaddexp,
         torch.atan2,
         lambda x, y: x.arctan2(y),
+        lambda x, y: x // (y.abs() + 0.7),
+        lambda x, y: x % (y.abs() + 0.7),
     ],
 )
 def test_functions_far_from_what_was_recorded(function: Any, dynamo: bool) -> None:

@@ -20,10 +20,10 @@ from torch import nn
 from aitune_backend_onnxruntime.attention import plain_attention
 from aitune_backend_onnxruntime.config import TRACER_OPSETS
 from aitune_backend_onnxruntime.errors import OnnxExportError
-from aitune_backend_onnxruntime.forms import ExactForms
 from aitune_backend_onnxruntime.guards import export_conditions, trace_conditions
 from aitune_backend_onnxruntime.indexing import untraceable_indexing
 from aitune_backend_onnxruntime.model_file import read_model
+from aitune_backend_onnxruntime.operators import ExactOperators
 from aitune_backend_onnxruntime.patching import confined_to_this_thread
 from aitune_backend_onnxruntime.quiet import quiet_export
 from aitune_backend_onnxruntime.reads import hidden_reads, reads
@@ -197,7 +197,7 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
         with (
             _exporting(),
             torch.no_grad(),
-            ExactForms(tracing=plan.exporter == "tracer"),
+            ExactOperators(),
         ):
             if plan.exporter == "dynamo":
                 conditions = _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
