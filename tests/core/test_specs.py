@@ -90,6 +90,13 @@ def test_dim_accepts_exactly_ordered_sizes(low: int, high: int, opt: int | None)
         assert caught.value.value == (low, opt, high)
 
 
+def test_batch_dim_with_one_number_says_that_max_is_left_out() -> None:
+    with pytest.raises(ConfigError, match=r"the default of max; .*BatchDim\(1, 8\)") as caught:
+        BatchDim(8)
+    assert (caught.value.field, caught.value.value) == ("max", (8, None, 1))
+    assert BatchDim() == BatchDim(1, 1)
+
+
 def test_dims_compare_by_value_and_are_hashable() -> None:
     assert DynamicDim("a", 1, 2) == DynamicDim("a", 1, 2)
     assert len({DynamicDim("a", 1, 2), DynamicDim("a", 1, 2), DynamicDim("a", 1, 3)}) == 2

@@ -104,6 +104,12 @@ class BatchDim(DynamicDim):
         *,
         name: str = "batch",
     ) -> None:
+        if _is_size(min) and max == 1 < min:
+            msg = (
+                f"BatchDim {name!r} starts at {min} and ends at 1, which is the default of max; "
+                f"give both, such as BatchDim(1, {min})"
+            )
+            raise ConfigError(msg, field="max", value=(min, opt, max), allowed="min <= opt <= max")
         super().__init__(name, min, max, opt)
 
 
