@@ -29,6 +29,7 @@ from aitune_core import (
     PluginRegistry,
     load,
     save,
+    tune,
 )
 from aitune_core._module import state_of
 
@@ -222,12 +223,48 @@ def test_manifest_names_distribution_and_version_of_the_plugin(tmp_path: Path) -
     assert graph["distribution_version"] == metadata.version("pluggy")
 
 
-@pytest.mark.parametrize("device", ["cuda", "meta", "cuda:7"])
+@pytest.mark.parametrize("device", ["cuda", "cuda:7"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_device_that_is_not_there_is_unavailable(checkpoint: Path, device: str) -> None:
     with pytest.raises(BackendUnavailableError) as caught:
         loaded(checkpoint, device=device)
     assert caught.value.missing == device
+
+
+@pytest.mark.parametrize("device", ["gpu", "meta", "mps", 1.5, ""])
+def test_unknown_device_is_an_argument_that_cannot_be_used(checkpoint: Path, device: Any) -> None:
+    with pytest.raises(ConfigError, match="'cpu', 'cuda' or one such as 'cuda:1'") as caught:
+        loaded(checkpoint, device=device)
+    assert (caught.value.field, caught.value.allowed) == ("device", ("cpu", "cuda"))
+
+
+@pytest.mark.parametrize("path", [None, 3, b"net.ait", "", ["net.ait"]])
+def test_path_must_be_one(path: Any) -> None:
+    model = tuned(Affine(), [X], backend=AffineBackend())
+    for use in (lambda: load(path), lambda: save(model, path, registry=REGISTRY)):
+        with pytest.raises(ConfigError, match=r"file name such as 'model\.ait'") as caught:
+            use()
+        assert (caught.value.field, caught.value.value) == ("path", path)
+
+
+def test_registry_must_be_one(checkpoint: Path, tmp_path: Path) -> None:
+    model: Any = loaded(checkpoint)
+    other: Any = 5
+    for use in (
+        lambda: load(checkpoint, registry=other),
+        lambda: save(model, tmp_path / "other.ait", registry=other),
+        lambda: tune(Module(Affine()), X, registry=other),
+    ):
+        with pytest.raises(ConfigError, match="PluginRegistry") as caught:
+            use()
+        assert (caught.value.field, caught.value.value) == ("registry", 5)
+
+
+@pytest.mark.parametrize("module", [3, Affine, Module(Affine())], ids=["int", "class", "wrapped"])
+def test_module_is_checked_before_the_file_is_read(module: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "none.ait", module=module)
+    assert (caught.value.field, caught.value.value) == ("module", module)
 
 
 def test_untuned_and_unwrapped_modules_cannot_be_saved(tmp_path: Path) -> None:

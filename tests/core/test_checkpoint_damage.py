@@ -37,6 +37,7 @@ def test_truncated_files_are_refused(checkpoint: Path, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError) as caught:
             loaded(path)
         assert caught.value.path == str(path)
+    assert repr(str(path)) in str(caught.value)
 
 
 def test_flipped_bits_are_refused_or_harmless(checkpoint: Path, tmp_path: Path) -> None:
@@ -77,6 +78,7 @@ def test_every_flipped_byte_of_payload_and_manifest_is_an_integrity_error(
             with pytest.raises(CheckpointIntegrityError) as caught:
                 loaded(path)
             assert caught.value.path == str(path)
+    assert repr(str(path)) in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04", b"\x80\x04.", b"\0" * 1000])
@@ -86,6 +88,7 @@ def test_other_files_are_no_checkpoints(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(CheckpointFormatError) as caught:
         loaded(path)
     assert caught.value.path == str(path)
+    assert repr(str(path)) in str(caught.value)
 
 
 def test_other_zip_files_are_no_checkpoints(tmp_path: Path) -> None:
@@ -161,6 +164,7 @@ def test_malformed_manifest_is_a_checkpoint_error(
     with pytest.raises(CheckpointError) as caught:
         loaded(path)
     assert caught.value.path == str(path)
+    assert repr(str(path)) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +178,7 @@ def test_manifest_that_is_no_json_object_is_refused(
     with pytest.raises(CheckpointFormatError) as caught:
         loaded(path)
     assert caught.value.path == str(path)
+    assert repr(str(path)) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +204,7 @@ def test_members_must_be_exactly_those_that_are_listed(
         loaded(path)
     assert isinstance(caught.value, CheckpointIntegrityError | CheckpointFormatError)
     assert caught.value.path == str(path)
+    assert repr(str(path)) in str(caught.value)
 
 
 @pytest.mark.parametrize("how", ["../{}", "../../../../{}", "a/../../{}", "{absolute}", "..\\{}"])

@@ -194,6 +194,14 @@ def test_unknown_strategy_error_lists_names() -> None:
     with pytest.raises(UnknownStrategyError) as caught:
         empty_registry().strategy("best")
     assert caught.value.known == ("first_wins", "one_backend")
+    assert "did you mean" not in str(caught.value)
+
+
+def test_unknown_name_that_is_nearly_a_known_one_is_corrected() -> None:
+    with pytest.raises(UnknownStrategyError, match="did you mean 'first_wins'"):
+        empty_registry().strategy("fist_wins")
+    with pytest.raises(UnknownBackendError, match="did you mean 'affine'"):
+        registry().backend("afine")
 
 
 def test_backend_whose_modules_are_missing_is_listed_with_the_reason(folder: Folder) -> None:

@@ -169,6 +169,20 @@ def test_names_are_resolved_before_the_module_runs() -> None:
     assert calls == []
 
 
+def test_strategy_of_the_call_is_resolved_before_a_pipeline_runs() -> None:
+    calls: list[Tensor] = []
+    with pytest.raises(UnknownStrategyError, match="did you mean 'first_wins'"):
+        tune_on_cpu(calls.append, strategy="fist_wins")
+    assert calls == []
+
+
+def test_modules_of_one_name_are_numbered_in_the_report() -> None:
+    first, second, other = wrapped(name="net"), wrapped(name="net"), wrapped(name="other")
+    report = tune_on_cpu(lambda x: (first(x), second(x), other(x)))
+    assert [module.name for module in report.modules] == ["net", "net (2)", "other"]
+    assert any("'net' of another module" in note for note in report.modules[1].notes)
+
+
 def test_without_any_backend_the_error_says_what_to_install() -> None:
     with pytest.raises(BackendUnavailableError) as caught:
         tune_on_cpu(Module(mlp()))

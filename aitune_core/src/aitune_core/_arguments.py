@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Final
 
 from aitune_core.errors import ConfigError
 from aitune_core.strategy import Strategy
 
-__all__ = ["check_after_tune", "check_name", "check_on_miss", "check_strategy"]
+__all__ = ["check_after_tune", "check_name", "check_on_miss", "check_strategy", "checked_path"]
 
 _ON_MISS: Final = ("eager", "error")
 _AFTER_TUNE: Final = ("keep", "offload", "release")
@@ -58,3 +60,16 @@ def check_after_tune(after_tune: object) -> None:
         ConfigError: It is unknown.
     """
     _check_choice("after_tune", after_tune, _AFTER_TUNE)
+
+
+def checked_path(path: object) -> Path:
+    """Return a path that a caller gave.
+
+    Raises:
+        ConfigError: It is no path, or empty.
+    """
+    given = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(given, str) or not given:
+        msg = f"path must be a file name such as 'model.ait' or a pathlib.Path, got {path!r}"
+        raise ConfigError(msg, field="path", value=path, allowed="a non-empty str or a Path")
+    return Path(given)

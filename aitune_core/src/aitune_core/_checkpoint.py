@@ -24,22 +24,24 @@ from aitune_core._archive import (
     read_manifest,
     write_archive,
 )
-from aitune_core._arguments import check_on_miss
+from aitune_core._arguments import check_on_miss, checked_path
 from aitune_core._cache import new_work_dir, remove_with
 from aitune_core._calls import CallForm
-from aitune_core._devices import existing_device
+from aitune_core._devices import existing_device, known_device
 from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._environment import environment_report
-from aitune_core._module import Module, ModuleState, state_of
-from aitune_core._plugins import PluginRegistry, default_registry, distribution_version
+from aitune_core._module import Module, ModuleState, check_wrappable, state_of
+from aitune_core._plugins import PluginRegistry, chosen_registry, distribution_version
 from aitune_core._spec_json import graph_from_json, graph_to_json
 from aitune_core._trees import TreeError
 from aitune_core.backend import ArtifactReader, ArtifactWriter, checked_name
 from aitune_core.errors import (
+    BackendError,
     BackendUnavailableError,
     CheckpointError,
     CheckpointFormatError,
     ConfigError,
+    PluginError,
     UnknownBackendError,
 )
 from aitune_core.specs import GraphSpec, TensorSpec
@@ -65,12 +67,18 @@ def save(
         registry: The plugins that must be able to load it; None means the installed ones.
 
     Raises:
+        ConfigError: ``path`` or ``registry`` cannot be used.
         CheckpointError: The module is not tuned, a type in its calls or results cannot be
             restored, a backend is of no registered plugin, or the file cannot be written.
     """
     if not isinstance(model, Module):
-        msg = f"save takes a tuned aitune_core.Module, got {type(model).__name__}"
+        msg = (
+            f"save takes a module that was wrapped by aitune_core.Module and tuned, got "
+            f"{type(model).__name__}; wrap and tune it first"
+        )
         raise CheckpointError(msg, expected="Module", got=type(model).__name__)
+    path = checked_path(path)
+    registry = chosen_registry(registry)
     state = state_of(model)
     dispatcher = state.dispatcher
     if dispatcher is None or state.stale():
@@ -79,7 +87,6 @@ def save(
             "aitune_core.tune before saving"
         )
         raise CheckpointError(msg, path=str(path), expected="a tuned module", got="an untuned one")
-    registry = registry or default_registry()
     files: dict[str, Path] = {}
     try:
         graphs = [
@@ -105,7 +112,7 @@ def save(
             }
         ],
     }
-    write_archive(Path(path), manifest, files)
+    write_archive(path, manifest, files)
 
 
 def _has_eager(state: ModuleState) -> bool:
@@ -181,17 +188,21 @@ def load(
             fit ``module``.
         BackendUnavailableError: A backend that it needs is not installed or cannot run here.
     """
-    path = Path(path)
-    registry = registry or default_registry()
+    path = checked_path(path)
+    registry = chosen_registry(registry)
     check_on_miss(on_miss)
-    if isinstance(module, nn.Module) and module.training:
+    if device is not None:
+        known_device(device)
+    if module is not None:
+        check_wrappable(module)
+    if module is not None and module.training:
         msg = "module is in training mode, in which every call is eager; call module.eval() first"
         raise ConfigError(msg, field="module", value=type(module), allowed="a module in eval mode")
     graphs: list[TunedGraph] = []
-    with opened(path) as archive:
-        manifest = read_manifest(archive)
-        _check_format(manifest)
     try:
+        with opened(path) as archive:
+            manifest = read_manifest(archive)
+            _check_format(manifest)
         entry = _only_module(manifest)
         call_form = CallForm.from_json(entry["call_form"])
         target = _device(entry["device_type"], device, path)
@@ -217,6 +228,9 @@ def _checkpoint_problem(error: BaseException, path: Path) -> CheckpointError | N
     """Return the error for a malformed manifest; None where an error is its own explanation."""
     if isinstance(error, CheckpointError):
         error.path = str(path)
+    if isinstance(error, CheckpointError | BackendError | PluginError):
+        if repr(str(path)) not in str(error):
+            error.args = (f"cannot load {str(path)!r}: {error}",)
         return None
     if isinstance(error, TreeError):
         reason = error.reason

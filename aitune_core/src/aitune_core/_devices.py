@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from aitune_core.errors import ConfigError
 
-__all__ = ["check_stays", "default_device", "existing_device"]
+__all__ = ["check_stays", "default_device", "existing_device", "known_device"]
+
+
+_KINDS: Final = ("cpu", "cuda")
 
 
 def default_device() -> torch.device:
@@ -19,24 +23,34 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
+def known_device(device: torch.device | str) -> torch.device:
+    """Return a device of a kind that can be used where there is one.
+
+    Raises:
+        ConfigError: It is no device, or of another kind.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in _KINDS:
+        msg = f"device must be 'cpu', 'cuda' or one such as 'cuda:1', got {device!r}"
+        raise ConfigError(msg, field="device", value=device, allowed=_KINDS)
+    return found
+
+
 def existing_device(device: torch.device | str) -> torch.device:
     """Return a device of this machine, with an index for CUDA and none for the CPU.
 
     Raises:
         ConfigError: There is no such device here.
     """
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        msg = f"device must be a torch device such as 'cuda' or 'cpu', got {device!r}"
-        raise ConfigError(msg, field="device", value=device, allowed="a torch device") from error
+    found = known_device(device)
     if found.type == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found.type != "cuda" or count == 0:
-        have = f"{count} CUDA devices" if count else "no CUDA device"
-        known = "" if found.type == "cuda" else "only cuda and cpu are supported, and "
-        msg = f"device {str(found)!r} is not available: {known}there is {have} here; use 'cpu'"
+    if count == 0:
+        msg = f"device {str(found)!r} is not available: there is no CUDA device here; use 'cpu'"
         raise ConfigError(msg, field="device", value=device, allowed="an available device")
     index: int | None = found.index
     if index is None:

@@ -37,6 +37,7 @@ __all__ = [
     "Module",
     "ModuleState",
     "Recorder",
+    "check_wrappable",
     "state_of",
 ]
 
@@ -292,6 +293,24 @@ def _check_class(state: ModuleState, value: object) -> None:
         raise ConfigError(msg, field="__class__", value=value, allowed="a torch.nn.Module class")
 
 
+def check_wrappable(module: object) -> None:
+    """Check that `Module` can wrap something.
+
+    Raises:
+        ConfigError: It is no module, is wrapped already, or is one of TorchScript.
+    """
+    if not isinstance(module, nn.Module):
+        kind = "a class; make an instance" if isinstance(module, type) else type(module).__name__
+        msg = f"Module wraps a torch.nn.Module, got {kind}"
+        raise ConfigError(msg, field="module", value=module, allowed="torch.nn.Module")
+    if isinstance(module, Module):
+        msg = f"module is already wrapped, as {state_of(module).name!r}; tune it again instead"
+        raise ConfigError(msg, field="module", value=module, allowed="an unwrapped module")
+    if isinstance(module, torch.jit.ScriptModule):
+        msg = "Module cannot wrap a TorchScript module; wrap the nn.Module it was made from"
+        raise ConfigError(msg, field="module", value=module, allowed="torch.nn.Module")
+
+
 class Module(nn.Module):
     """A PyTorch module with tuned graphs beside its eager code.
 
@@ -335,18 +354,7 @@ class Module(nn.Module):
 
     @classmethod
     def _of(cls, module: nn.Module, *_args: object, **_kwargs: object) -> Self:
-        if not isinstance(module, nn.Module):
-            kind = (
-                "a class; make an instance" if isinstance(module, type) else type(module).__name__
-            )
-            msg = f"Module wraps a torch.nn.Module, got {kind}"
-            raise ConfigError(msg, field="module", value=module, allowed="torch.nn.Module")
-        if isinstance(module, Module):
-            msg = f"module is already wrapped, as {state_of(module).name!r}; tune it again instead"
-            raise ConfigError(msg, field="module", value=module, allowed="an unwrapped module")
-        if isinstance(module, torch.jit.ScriptModule):
-            msg = "Module cannot wrap a TorchScript module; wrap the nn.Module it was made from"
-            raise ConfigError(msg, field="module", value=module, allowed="torch.nn.Module")
+        check_wrappable(module)
         combined = _combined(cls, type(module))
         instance: Self = object.__new__(combined)
         return instance

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, Final, TypeVar
 
@@ -32,7 +33,13 @@ from aitune_core.hookspecs import (
 )
 from aitune_core.strategy import BackendSource, Strategy
 
-__all__ = ["BackendInfo", "PluginRegistry", "default_registry", "distribution_version"]
+__all__ = [
+    "BackendInfo",
+    "PluginRegistry",
+    "chosen_registry",
+    "default_registry",
+    "distribution_version",
+]
 
 _BUILT_IN: Final = (
     StrategyReference(
@@ -264,6 +271,7 @@ class PluginRegistry:
             known = sorted(table)
             msg = (
                 f"unknown {kind} {name!r}; known: {', '.join(known) or 'none'}"
+                + _suggestion(name, known)
                 + self._failure_text()
             )
             raise error(
@@ -312,6 +320,11 @@ class PluginRegistry:
         return (sources[0].distribution, sources[0].version) if sources else ("", "")
 
 
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def _options(options: object) -> dict[str, Any]:
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         msg = f"options must map names to values, got {options!r}"
@@ -347,3 +360,17 @@ def default_registry() -> PluginRegistry:
     ``default_registry.cache_clear()`` makes the next call look again.
     """
     return PluginRegistry()
+
+
+def chosen_registry(registry: PluginRegistry | None) -> PluginRegistry:
+    """Return a registry that a caller gave, or that of the installed plugins for None.
+
+    Raises:
+        ConfigError: It is no registry.
+    """
+    if registry is None:
+        return default_registry()
+    if not isinstance(registry, PluginRegistry):
+        msg = f"registry must be a PluginRegistry, got {registry!r}; leave it out for the installed"
+        raise ConfigError(msg, field="registry", value=registry, allowed="PluginRegistry or None")
+    return registry

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from aitune_core._inputs import Call, calls_of, resized_call, to_device, unchanged
-from aitune_core._module import ACTIVE_RECORDER, ModuleState, Recorder
+from aitune_core._module import ACTIVE_RECORDER, Module, ModuleState, Recorder, state_of
 from aitune_core._recording import ModuleRecording
+from aitune_core._refusals import check_call, check_initialised
 from aitune_core.errors import RecordingError
 
 __all__ = ["CallRecorder", "EagerOnly", "active", "record_calls"]
@@ -30,6 +31,7 @@ class CallRecorder:
         state.bring_back()
         recording = self.recordings.get(state)
         if recording is None:
+            check_initialised(state.name, state.module)
             recording = ModuleRecording(state.name, state.module, state.call_form)
             self.recordings[state] = recording
             self.notes[state] = []
@@ -82,11 +84,14 @@ def record_calls(  # noqa: PLR0913, PLR0917
         device: Where tensors of calls are moved; None leaves them.
 
     Raises:
+        ConfigError: A call of a module holds what is no dense tensor.
         RecordingError: There was no call, or none reached a wrapped module.
     """
     count = 0
     with active(recorder), torch.no_grad():
         for call in calls_of(input_data, max_calls):
+            if isinstance(func, Module):
+                check_call(state_of(func).name, state_of(func).call_form, *call)
             for args, kwargs in _variants(call, batch_sizes, device):
                 count += 1
                 try:

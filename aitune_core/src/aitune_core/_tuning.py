@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
 import attrs
@@ -16,15 +16,18 @@ from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._environment import environment_report
 from aitune_core._graphs import RecordedGraph, recorded_graphs
 from aitune_core._module import Module, ModuleState, state_of
-from aitune_core._plugins import PluginRegistry, default_registry
+from aitune_core._plugins import PluginRegistry, chosen_registry
 from aitune_core._progress import Progress, progress
 from aitune_core._recorders import CallRecorder, EagerOnly, active, record_calls
+from aitune_core._recording import ModuleRecording
+from aitune_core._refusals import check_graph, check_initialised
 from aitune_core._report import (
     CandidateReport,
     GraphReport,
     ModuleReport,
     TuneReport,
 )
+from aitune_core._room import check_room, naming_dims
 from aitune_core._scalars import scalar_kinds
 from aitune_core._trial import GraphTrial
 from aitune_core.backend import Backend, Engine
@@ -43,6 +46,8 @@ class _Plan:
     """One module on its way through a tuning."""
 
     state: ModuleState
+    #: The module's name, with a number where several have the same.
+    name: str
     strategy: Strategy
     backends: tuple[Backend, ...]
     recorded: list[RecordedGraph]
@@ -117,12 +122,15 @@ def tune(  # noqa: PLR0913
     start = time.perf_counter()
     chosen = None if device is None else existing_device(device)
     _check_arguments(func, batch_sizes, max_calls, on_failure)
-    registry = registry or default_registry()
+    registry = chosen_registry(registry)
+    if isinstance(strategy, str):
+        registry.strategy(strategy)  # says early that there is none of this name
     with progress() as observer:
         observers = _observers(registry, observer)
         if isinstance(func, Module):
             # Names are resolved before anything runs.
             _check_tunable(state_of(func))
+            check_initialised(state_of(func).name, state_of(func).module)
             _resolve(state_of(func), strategy, registry)
             chosen = chosen or default_device()
             _move(func, chosen, observer)
@@ -214,12 +222,19 @@ def _plan(
     registry: PluginRegistry,
     on_failure: str,
 ) -> list[_Plan]:
-    plans = []
+    plans: list[_Plan] = []
     for state, recording in recorder.recordings.items():
         chosen, backends = _resolve(state, strategy, registry)
-        plan = _Plan(state, chosen, backends, [], recorder.notes[state])
+        name = _numbered(state.name, [plan.state.name for plan in plans])
+        plan = _Plan(state, name, chosen, backends, [], recorder.notes[state])
+        if name != state.name:
+            plan.notes.append(
+                f"has the name {state.name!r} of another module; called {name!r} here"
+            )
+        shapes = state.dynamic_shapes or {}
+        check_room(name, shapes, _inputs_by_path(recording))
         try:
-            with active(EagerOnly()):
+            with active(EagerOnly()), naming_dims(name, shapes):
                 plan.recorded = recorded_graphs(recording, state.dynamic_shapes)
         except RecordingError as error:
             if on_failure == "raise":
@@ -228,6 +243,17 @@ def _plan(
             plan.notes.append(f"stays eager: {error}")
         plans.append(plan)
     return plans
+
+
+def _numbered(name: str, earlier: Sequence[str]) -> str:
+    count = earlier.count(name) + 1
+    return name if count == 1 else f"{name} ({count})"
+
+
+def _inputs_by_path(recording: ModuleRecording) -> Iterator[dict[str, torch.Tensor]]:
+    for call in recording.calls:
+        paths = recording.call_form.leaf_paths(call.call_structure)
+        yield dict(zip(paths, call.inputs, strict=True))
 
 
 def _recorded_device(plans: Sequence[_Plan]) -> torch.device:
@@ -306,7 +332,7 @@ def _decide_graph(
     observers: pluggy.PluginManager,
     on_failure: str,
 ) -> None:
-    name, graph = plan.state.name, recorded.spec
+    name, graph = plan.name, recorded.spec
     trial = GraphTrial(
         name,
         recorded,
@@ -321,8 +347,9 @@ def _decide_graph(
     )
     plan.graphs.append(recorded)
     plan.trials.append(trial)
-    with active(EagerOnly()):
+    with active(EagerOnly()), naming_dims(name, plan.state.dynamic_shapes or {}):
         try:
+            check_graph(name, graph)
             trial.prepare()
         except RecordingError as error:
             if on_failure == "raise":
@@ -340,7 +367,7 @@ def _tuning_error(plan: _Plan, trial: GraphTrial, decision: Decision) -> Excepti
         outcome.error for outcome in trial.outcomes if outcome.error is not None
     ]
     msg = (
-        f"module {plan.state.name!r}, {trial.graph.name}: {decision.reason}; pass "
+        f"module {plan.name!r}, {trial.graph.name}: {decision.reason}; pass "
         "on_failure='eager' to keep eager"
     )
     return TuningError(msg, errors) if errors else TuningError(msg, [AituneError(decision.reason)])
@@ -386,7 +413,7 @@ def _module_report(plan: _Plan) -> ModuleReport:
             )
         )
     return ModuleReport(
-        name=plan.state.name,
+        name=plan.name,
         strategy=plan.strategy.name,
         graphs=tuple(graphs),
         notes=tuple(plan.notes),
