@@ -519,3 +519,28 @@ def test_what_hangs_on_rounding_at_large_values_is_no_fault() -> None:
 
     result = checker(graph)(Rounds(graph.spec, torch.device("cpu"), "rounds"))
     assert result.cases == 2 + EXTREMES
+
+
+class Cuts(Overflows):
+    """A sigmoid that gives 0 below some value."""
+
+    def __init__(self, graph: GraphSpec, cut: float) -> None:
+        super().__init__(graph, torch.device("cpu"), "cuts")
+        self.cut = cut
+
+    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        values = inputs[0].sigmoid()
+        return [torch.where(values < self.cut, 0.0, values)]
+
+
+def test_saturated_values_may_be_off_by_the_rounding_of_one_where_nothing_was_recorded() -> None:
+    (graph,) = recorded(torch.sigmoid, (torch.tensor([-0.6, -0.61, -0.62]),))
+    assert checker(graph)(Cuts(graph.spec, 1e-7)).cases == 2 + EXTREMES
+    (graph,) = recorded(torch.sigmoid, (torch.tensor([-0.40, -0.41]),))
+    with pytest.raises(ValidationError) as caught:
+        checker(graph)(Cuts(graph.spec, 1e-5))
+    assert (caught.value.kind, caught.value.case) == ("values", "inputs times 30")
+    (graph,) = recorded(torch.sigmoid, (torch.tensor([-18.0, -18.1]),))
+    with pytest.raises(ValidationError) as caught:
+        checker(graph)(Cuts(graph.spec, 1e-7))
+    assert caught.value.case == "recorded call 0"

@@ -166,7 +166,7 @@ def test_two_parts_with_one_leaf_name_are_both_tuned() -> None:
     pair.encoder.attention = wrapped(pair.encoder.attention, "attention")  # type: ignore[assignment]
     pair.decoder.attention = wrapped(pair.decoder.attention, "attention")  # type: ignore[assignment]
     report = tune_all(pair, X)
-    assert [module.name for module in report.modules] == ["attention", "attention"]
+    assert [module.name for module in report.modules] == ["attention", "attention (2)"]
     assert all(module.tuned for module in report.modules)
     encoder, decoder = pair.encoder.attention, pair.decoder.attention
     assert engine_of(encoder) is not engine_of(decoder)

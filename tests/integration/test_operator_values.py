@@ -78,6 +78,9 @@ def test_functions_far_from_what_was_recorded(function: Any, dynamo: bool) -> No
         lambda x, y: x % y,
         torch.remainder,
         torch.fmod,
+        lambda x, y: torch.fmod(x, 4) + 0 * y,
+        lambda x, y: torch.fmod(x, -4) + 0 * y,
+        lambda x, y: x.div(-4, rounding_mode="trunc") + 0 * y,
     ],
 )
 def test_division_of_negative_integers(function: Any, dynamo: bool) -> None:

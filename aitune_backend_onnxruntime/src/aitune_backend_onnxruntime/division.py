@@ -131,7 +131,9 @@ def _remainder_integers(one: Tensor, other: Operand) -> Tensor:
 
 def _inexact(one: Tensor, other: Operand, rest: Tensor) -> Any:  # noqa: ANN401
     """Where rounding down and rounding to zero differ."""
-    return (rest != 0) & ((one < 0) != (other < 0))
+    if isinstance(other, Tensor):
+        return (rest != 0) & torch.logical_xor(one < 0, other < 0)
+    return (rest != 0) & (one < 0 if other > 0 else one > 0)
 
 
 def _trunc_integers(one: Tensor, other: Operand) -> Any:  # noqa: ANN401

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["quiet_export"]
 
 _NOISY: Final = ("torch.onnx", "torch.export", "torch.fx", "torch._export", "torch._dynamo")
-_NOISY_TOO: Final = ("torch._subclasses", "torch._functorch", "onnxscript", "onnx_ir", "onnx")
+_NOISY_TOO: Final = (
+    "torch._subclasses",
+    "torch._functorch",
+    "torch.utils._sympy",
+    "onnxscript",
+    "onnx_ir",
+    "onnx",
+)
 
 
 @contextmanager

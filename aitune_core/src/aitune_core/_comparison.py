@@ -54,8 +54,14 @@ class Difference:
     output: str
 
 
-def compare(
-    spec: TensorSpec, expected: Tensor, got: Tensor, case: str, *, share: float | None = None
+def compare(  # noqa: PLR0913
+    spec: TensorSpec,
+    expected: Tensor,
+    got: Tensor,
+    case: str,
+    *,
+    share: float | None = None,
+    floor: float = 0.0,
 ) -> Difference:
     """Compare an output with eager's.
 
@@ -65,6 +71,7 @@ def compare(
         got: The engine's tensor.
         case: Which input gave it, in words.
         share: Allowed relative difference; None means that of the dtype.
+        floor: Allowed absolute difference on top of it, for floating-point outputs.
 
     Raises:
         ValidationError: Dtype, shape, device or an element differs.
@@ -79,7 +86,7 @@ def compare(
         _integer_difference(reference, values)
         if reference.dtype is torch.int64
         else _float_difference(
-            reference, values, tolerance(expected.dtype) if share is None else share
+            reference, values, tolerance(expected.dtype) if share is None else share, floor
         )
     )
     shares = torch.where(difference > 0, difference / allowed, 0.0)
@@ -138,11 +145,13 @@ def _integer_difference(reference: Tensor, values: Tensor) -> tuple[Tensor, Tens
     return difference, torch.zeros_like(difference)
 
 
-def _float_difference(reference: Tensor, values: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def _float_difference(
+    reference: Tensor, values: Tensor, share: float, floor: float
+) -> tuple[Tensor, Tensor]:
     finite = torch.isfinite(reference)
     difference = torch.where(finite, (values - reference).abs(), 0.0)
     magnitude = torch.where(finite, reference.abs(), 0.0)
-    return difference, share * (magnitude + _typical_size(magnitude))
+    return difference, share * (magnitude + _typical_size(magnitude)) + floor
 
 
 def _typical_size(magnitude: Tensor) -> Tensor:
