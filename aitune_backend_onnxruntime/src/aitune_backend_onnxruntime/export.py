@@ -194,11 +194,7 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
     folder = Path(tempfile.mkdtemp(prefix="export-", dir=request.work_dir))
     conditions: tuple[SizeCondition, ...] = ()
     try:
-        with (
-            _exporting(),
-            torch.no_grad(),
-            ExactOperators(),
-        ):
+        with _exporting(), torch.no_grad():
             if plan.exporter == "dynamo":
                 conditions = _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
             else:
@@ -224,6 +220,7 @@ def _exporting() -> Iterator[None]:
         confined_to_this_thread(),
         plain_attention(),
         plain_weight_norm(),
+        ExactOperators(),
     ):
         yield
 

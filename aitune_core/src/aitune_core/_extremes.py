@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aitune_core._scalars import scalar_kinds
+from aitune_core._tensors import computable
 from aitune_core.specs import GraphSpec
 
 __all__ = ["converts_to_indices", "extreme_inputs", "nudged"]
@@ -40,32 +41,28 @@ def extreme_inputs(
             tensor if place in numbers else change(tensor) for place, tensor in enumerate(inputs)
         )
 
-    real = [tensor for place, tensor in enumerate(inputs) if place not in numbers and _real(tensor)]
+    real = [
+        tensor for place, tensor in enumerate(inputs) if place not in numbers and computable(tensor)
+    ]
     if any(tensor.dtype.itemsize >= torch.float32.itemsize for tensor in real):
         for scale in _SCALES:
             yield f"inputs times {scale:g}", changed(functools.partial(_scaled, factor=scale))
     if real:
         yield (
             "inputs of the other sign",
-            changed(lambda tensor: -tensor if _real(tensor) else tensor),
+            changed(lambda tensor: -tensor if computable(tensor) else tensor),
         )
         yield (
             "inputs of zeros",
-            changed(lambda tensor: torch.zeros_like(tensor) if _real(tensor) else tensor),
+            changed(lambda tensor: torch.zeros_like(tensor) if computable(tensor) else tensor),
         )
     if any(tensor.dtype is torch.bool for tensor in inputs):
         yield "booleans all False", changed(functools.partial(_booleans, value=False))
         yield "booleans all True", changed(functools.partial(_booleans, value=True))
 
 
-def _real(tensor: Tensor) -> bool:
-    """Whether it holds numbers that PyTorch computes with; float8 it only stores."""
-    computed = tensor.dtype.itemsize > 1
-    return computed and (tensor.is_floating_point() or tensor.is_complex())
-
-
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
-    wide = _real(tensor) and tensor.dtype.itemsize >= torch.float32.itemsize
+    wide = computable(tensor) and tensor.dtype.itemsize >= torch.float32.itemsize
     return tensor * factor if wide else tensor
 
 
@@ -94,7 +91,7 @@ def nudged(
         if one.shape != other.shape or not one.numel():
             shares.append(0.0)
             continue
-        if not _real(one):
+        if not computable(one):
             shares.append(0.0 if torch.equal(one, other) else math.inf)
             continue
         wide = torch.complex128 if one.is_complex() else torch.float64
@@ -106,7 +103,7 @@ def nudged(
 
 
 def _moved(tensor: Tensor) -> Tensor:
-    if not _real(tensor):
+    if not computable(tensor):
         return tensor
     unit = _NUDGE * torch.finfo(tensor.dtype).eps
     signs = torch.ones(tensor.numel(), device=tensor.device)
@@ -143,6 +140,6 @@ class _Conversions(TorchDispatchMode):
             self.found = True
         if name in {"_to_copy", "copy_"} and args and isinstance(args[0], Tensor):
             source = args[1] if name == "copy_" else args[0]
-            whole = isinstance(result, Tensor) and not _real(result)
-            self.found |= whole and isinstance(source, Tensor) and _real(source)
+            whole = isinstance(result, Tensor) and not computable(result)
+            self.found |= whole and isinstance(source, Tensor) and computable(source)
         return result

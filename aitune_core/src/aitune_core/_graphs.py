@@ -22,12 +22,12 @@ from aitune_core._trees import hole_paths
 from aitune_core.errors import ConfigError, InputMismatchError
 from aitune_core.specs import BatchDim, DynamicDim, GraphSpec, TensorSpec
 
-__all__ = ["DynamicShapes", "RecordedGraph", "check_dynamic_shapes", "recorded_graphs"]
+__all__ = ["Axes", "DynamicShapes", "RecordedGraph", "check_dynamic_shapes", "recorded_graphs"]
 
-#: Explicit dims: forward-parameter path -> axis -> dim, or a sequence with one entry per axis.
-DynamicShapes: TypeAlias = Mapping[
-    str, Mapping[int, DynamicDim | int | None] | Sequence[DynamicDim | int | None]
-]
+#: Explicit dims of one input: axis -> dim, or a sequence with one entry per axis.
+Axes: TypeAlias = Mapping[int, DynamicDim | int | None] | Sequence[DynamicDim | int | None]
+#: Explicit dims, by forward-parameter path.
+DynamicShapes: TypeAlias = Mapping[str, Axes]
 _Sizes: TypeAlias = tuple[int, ...]
 
 
@@ -271,9 +271,7 @@ def _usable_axis(axis: object, dim: object) -> bool:
     return isinstance(axis, int) and (dim is None or sized)
 
 
-def _axes(
-    path: str, axes: Mapping[int, DynamicDim | int | None] | Sequence[DynamicDim | int | None]
-) -> dict[int, DynamicDim | int | None]:
+def _axes(path: str, axes: Axes) -> dict[int, DynamicDim | int | None]:
     pairs = dict(axes) if isinstance(axes, Mapping) else dict(enumerate(axes))
     for axis, dim in pairs.items():
         if not _usable_axis(axis, dim):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from aitune_core._calls import CallForm
 from aitune_core._scalars import family, lift, numbers_of, scalar_tensor
 from aitune_core._state import StateWatch
-from aitune_core._tensors import plain_tensor, same_bits, share_memory, version_of
+from aitune_core._tensors import computable, plain_tensor, same_bits, share_memory, version_of
 from aitune_core._trees import Structure, TreeError, flatten, hole_paths
 from aitune_core.errors import RecordingError
 
@@ -273,7 +273,7 @@ def _other_values(tensor: Tensor) -> Tensor:
     """Return other values of a kind; integers in another order, since they may be indices."""
     if tensor.dtype is torch.bool:
         return ~tensor
-    if tensor.dtype.itemsize > 1 and (tensor.is_floating_point() or tensor.is_complex()):
+    if computable(tensor):
         return -tensor
     return tensor.flip(tuple(range(tensor.dim())))
 

@@ -91,17 +91,32 @@ class Reference:
                 gave when the call was recorded, or depends on the way a call is made.
         """
         if self._cases is None:
-            self._check_repeatable()
-            recorded = tuple(self._recorded_cases())
-            self._check_ways()
-            self._cases = (*recorded, *self._extreme_cases(), *self._corner_cases())
+            recorded = [self._on_copies(position) for position in range(len(self._samples))]
+            self._check_repeatable(recorded[0])
+            self._check_recorded(recorded)
+            smallest = min(range(len(recorded)), key=self._numel)
+            self._check_ways(self._samples[smallest], recorded[smallest])
+            self._cases = (
+                *self._recorded_cases(recorded),
+                *self._extreme_cases(self._samples[smallest]),
+                *self._corner_cases(),
+            )
         return self._cases
 
-    def _check_repeatable(self) -> None:
-        inputs = self._samples[0]
-        first, second = self._eager_on_recorded(0), self._eager_on_recorded(0)
+    def _numel(self, position: int) -> int:
+        return sum(tensor.numel() for tensor in self._samples[position])
+
+    def _on_copies(self, position: int) -> tuple[Tensor, ...]:
         try:
-            self._compare(first, second, inputs, "the same call twice")
+            return self.eager(self._samples[position])
+        except ValidationError as error:
+            raise self._otherwise(_copied(position), error) from error
+
+    def _check_repeatable(self, first: Sequence[Tensor]) -> None:
+        second = self._on_copies(0)
+        try:
+            for spec, one, other in zip(self._graph.outputs, first, second, strict=True):
+                compare(spec, one, other, "the same call twice")
         except ValidationError as error:
             msg = (
                 f"module {self._module_name!r} cannot be tuned: eager gives different results "
@@ -109,35 +124,27 @@ class Reference:
             )
             raise RecordingError(msg, module_name=self._module_name, path=error.output) from error
 
-    def _eager_on_recorded(self, position: int) -> tuple[Tensor, ...]:
-        try:
-            return self.eager(self._samples[position])
-        except ValidationError as error:
-            raise self._otherwise(_copied(position), error) from error
+    def _check_recorded(self, outputs: Sequence[Sequence[Tensor]]) -> None:
+        """Refuse a module that gives something else than when the calls were recorded."""
+        for position, (recorded, again) in enumerate(zip(self._results, outputs, strict=True)):
+            self._check_same(recorded, again, _copied(position))
 
-    def _recorded_cases(self) -> Iterator[Case]:
-        for position, inputs in enumerate(self._samples):
-            reference = self._eager_on_recorded(position)
-            way = _copied(position)
-            try:
-                self._compare(self._results[position], reference, inputs, "the two calls")
-            except ValidationError as error:
-                raise self._otherwise(way, error) from error
-            yield Case(f"recorded call {position}", inputs, reference)
-        first = self._samples[0]
-        yield Case("strided inputs", first, self.eager(first), strided=True)
-
-    def _check_ways(self) -> None:
+    def _check_ways(self, inputs: Sequence[Tensor], plain: Sequence[Tensor]) -> None:
         """Refuse a module to which the way of a call matters that an engine does not see."""
-        inputs = min(self._samples, key=lambda sample: sum(tensor.numel() for tensor in sample))
-        plain = self.eager(inputs)
         for way, (outputs, expected) in other_ways(self._flat_module, self._graph, inputs):
-            try:
-                if isinstance(outputs, ValidationError):
-                    raise outputs
-                self._compare(expected or plain, outputs, inputs, "the two calls")
-            except ValidationError as error:
-                raise self._otherwise(way, error) from error
+            if isinstance(outputs, ValidationError):
+                raise self._otherwise(way, outputs) from outputs
+            self._check_same(expected or plain, outputs, way)
+
+    def _check_same(self, expected: Sequence[Tensor], got: Sequence[Tensor], way: str) -> None:
+        try:
+            for spec, one, other in zip(self._graph.outputs, expected, got, strict=False):
+                # Where the kernels are others, CUDA rounds otherwise, to TF32 by default.
+                reduced = one.is_cuda and one.dtype is torch.float32
+                share = TF32_TOLERANCE if reduced else None
+                compare(spec, one, other, "the two calls", share=share)
+        except ValidationError as error:
+            raise self._otherwise(way, error) from error
 
     def _otherwise(self, way: str, error: ValidationError) -> RecordingError:
         msg = (
@@ -148,8 +155,12 @@ class Reference:
         )
         return RecordingError(msg, module_name=self._module_name, path=error.output)
 
-    def _extreme_cases(self) -> Iterator[Case]:
-        inputs = min(self._samples, key=lambda sample: sum(tensor.numel() for tensor in sample))
+    def _recorded_cases(self, outputs: Sequence[tuple[Tensor, ...]]) -> Iterator[Case]:
+        for position, inputs in enumerate(self._samples):
+            yield Case(f"recorded call {position}", inputs, outputs[position])
+        yield Case("strided inputs", self._samples[0], outputs[0], strided=True)
+
+    def _extreme_cases(self, inputs: Sequence[Tensor]) -> Iterator[Case]:
         if any(tensor.is_cuda for tensor in inputs) and converts_to_indices(
             lambda: self.eager(inputs)
         ):
@@ -181,18 +192,6 @@ class Reference:
         Shares as those of `compare`, so that 1 is as much as the whole output.
         """
         return nudged(self._graph, inputs, self.eager)
-
-    def _compare(
-        self,
-        expected: Sequence[Tensor],
-        got: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        label: str,
-    ) -> None:
-        on_cuda = any(tensor.is_cuda for tensor in inputs)
-        for spec, one, other in zip(self._graph.outputs, expected, got, strict=False):
-            reduced = on_cuda and one.dtype is torch.float32
-            compare(spec, one, other, label, share=TF32_TOLERANCE if reduced else None)
 
 
 def _copied(position: int) -> str:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from aitune_core._graphs import Axes, DynamicShapes
 from aitune_core.errors import ConfigError
 from aitune_core.specs import DynamicDim
 
 __all__ = ["check_room", "naming_dims"]
 
-_Axes = Mapping[int, DynamicDim | int | None] | Sequence[DynamicDim | int | None]
-_Shapes = Mapping[str, _Axes]
-
 #: What the CPU's allocator says; it has no error class of its own.
 _CPU_WORDS: Final = "can't allocate memory"
 
 
-def check_room(name: str, shapes: _Shapes, calls: Iterable[Mapping[str, Tensor]]) -> None:
+def check_room(name: str, shapes: DynamicShapes, calls: Iterable[Mapping[str, Tensor]]) -> None:
     """Check that the inputs of a call of the largest declared sizes fit into memory.
 
     Args:
@@ -55,7 +53,7 @@ def check_room(name: str, shapes: _Shapes, calls: Iterable[Mapping[str, Tensor]]
 
 
 @contextlib.contextmanager
-def naming_dims(name: str, shapes: _Shapes) -> Iterator[None]:
+def naming_dims(name: str, shapes: DynamicShapes) -> Iterator[None]:
     """Say which declared sizes are too large where the block runs out of memory.
 
     Raises:
@@ -76,11 +74,11 @@ def naming_dims(name: str, shapes: _Shapes) -> Iterator[None]:
         ) from error
 
 
-def _pairs(axes: _Axes) -> Iterable[tuple[int, DynamicDim | int | None]]:
+def _pairs(axes: Axes) -> Iterable[tuple[int, DynamicDim | int | None]]:
     return axes.items() if isinstance(axes, Mapping) else enumerate(axes)
 
 
-def _dims(shapes: _Shapes) -> dict[str, None]:
+def _dims(shapes: DynamicShapes) -> dict[str, None]:
     """The declared dims in words, each once."""
     return {
         str(dim): None
@@ -90,7 +88,7 @@ def _dims(shapes: _Shapes) -> dict[str, None]:
     }
 
 
-def _largest_bytes(tensor: Tensor, axes: _Axes | None) -> int:
+def _largest_bytes(tensor: Tensor, axes: Axes | None) -> int:
     sizes = list(tensor.shape)
     for axis, dim in _pairs(axes or {}):
         if isinstance(dim, DynamicDim) and -len(sizes) <= axis < len(sizes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -106,8 +105,5 @@ def _parts(path: str, value: object, depth: int) -> Iterator[tuple[str, object, 
         yield from ((f"{path}[{key!r}]", part, depth + 1) for key, part in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
         yield from ((f"{path}[{place}]", part, depth + 1) for place, part in enumerate(value))
-    elif dataclasses.is_dataclass(value) or hasattr(value, "__dict__"):
-        yield from (
-            (f"{prefix}{name}", part, depth + 1)
-            for name, part in {**getattr(value, "__dict__", {})}.items()
-        )
+    elif hasattr(value, "__dict__"):
+        yield from ((f"{prefix}{name}", part, depth + 1) for name, part in vars(value).items())

@@ -7,7 +7,13 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["plain_tensor", "same_bits", "share_memory", "version_of"]
+__all__ = ["computable", "plain_tensor", "same_bits", "share_memory", "version_of"]
+
+
+def computable(tensor: Tensor) -> bool:
+    """Whether it holds real or complex numbers that PyTorch computes with; float8 it only stores."""
+    fractions = tensor.is_floating_point() or tensor.is_complex()
+    return fractions and tensor.dtype.itemsize > 1
 
 
 def plain_tensor(tensor: Tensor) -> bool:

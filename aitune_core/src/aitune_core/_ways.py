@@ -13,6 +13,7 @@ from aitune_core._calls import Writing
 from aitune_core._flat import FlatModule
 from aitune_core._scalars import scalar_kinds
 from aitune_core._synthesis import strided_copies
+from aitune_core._tensors import computable
 from aitune_core.errors import ValidationError
 from aitune_core.specs import GraphSpec
 
@@ -94,10 +95,7 @@ def _copies(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _requiring_grad(inputs: Sequence[Tensor]) -> list[Tensor]:
-    return [
-        tensor.clone().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
-        for tensor in inputs
-    ]
+    return [tensor.clone().requires_grad_(computable(tensor)) for tensor in inputs]
 
 
 def _tried(
