@@ -51,14 +51,26 @@ def _padded_encoder() -> Callable[[], Tensor]:
 
 
 def _scripted() -> Callable[[], Tensor]:
+    script: Any = torch.jit.script
+    module = script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval())
+    x = torch.rand(2, 4)
+    return lambda: module(x)
+
+
+def _traced() -> Callable[[], Tensor]:
     trace: Any = torch.jit.trace
     module = trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.rand(2, 4))
     x = torch.rand(2, 4)
     return lambda: module(x)
 
 
-def _recurrent() -> Callable[[], Tensor]:
+def _gru() -> Callable[[], Tensor]:
     module, x = nn.GRU(4, 8).eval(), torch.rand(2, 5, 4)
+    return lambda: module(x)[0]
+
+
+def _lstm() -> Callable[[], Tensor]:
+    module, x = nn.LSTM(4, 8).eval(), torch.rand(2, 5, 4)
     return lambda: module(x)[0]
 
 
@@ -72,7 +84,7 @@ class Branch(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("dynamo", [True, False])
-@pytest.mark.parametrize("make", [_padded_encoder, _scripted, _recurrent])
+@pytest.mark.parametrize("make", [_padded_encoder, _scripted, _traced, _gru, _lstm])
 @torch.no_grad()
 def test_modules_of_other_threads_work_during_an_export(
     make: Callable[[], Callable[[], Tensor]], dynamo: bool

@@ -18,12 +18,11 @@ from aitune_backend_onnxruntime.errors import BACKEND_NAME, OnnxExportError
 from aitune_backend_onnxruntime.export import (
     ExportPlan,
     assumptions,
-    depends_on_values,
     export,
     export_plans,
-    failed_in_translation,
     older_plan,
 )
+from aitune_backend_onnxruntime.export_errors import depends_on_values, failed_in_translation
 from aitune_backend_onnxruntime.model_file import (
     ModelFileError,
     facts_of,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import shutil
 import tempfile
 import threading
@@ -19,7 +18,7 @@ from torch import nn
 
 from aitune_backend_onnxruntime.attention import plain_attention
 from aitune_backend_onnxruntime.config import TRACER_OPSETS
-from aitune_backend_onnxruntime.errors import OnnxExportError
+from aitune_backend_onnxruntime.export_errors import export_error
 from aitune_backend_onnxruntime.guards import export_conditions, trace_conditions
 from aitune_backend_onnxruntime.indexing import untraceable_indexing
 from aitune_backend_onnxruntime.model_file import read_model
@@ -30,7 +29,6 @@ from aitune_backend_onnxruntime.reads import hidden_reads, reads
 from aitune_backend_onnxruntime.rotary import broadcast_rotary_caches
 from aitune_backend_onnxruntime.samples import varying_axes
 from aitune_backend_onnxruntime.weight_norm import plain_weight_norm
-from aitune_core.specs import DynamicDim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,10 +47,8 @@ __all__ = [
     "Export",
     "ExportPlan",
     "assumptions",
-    "depends_on_values",
     "export",
     "export_plans",
-    "failed_in_translation",
     "older_plan",
 ]
 
@@ -68,9 +64,6 @@ _OLDER_OPSET: Final = 20
 _ONE_EXPORT: Final = threading.Lock()
 #: Weights smaller than this stay in the model file, in bytes.
 _SMALL_WEIGHT: Final = 1024
-#: How much of an exporter's error goes into ours, in characters.
-_DETAIL_LENGTH: Final = 600
-
 #: Parts of the tracer's warnings about values that leave the trace.
 _FROZEN_VALUES: Final = (
     "to a NumPy array",
@@ -81,18 +74,6 @@ _FROZEN_VALUES: Final = (
 
 #: Part of the tracer's warnings about numbers and branches that follow from sizes or values.
 _DECIDED: Final = "might cause the trace to be incorrect"
-
-#: Terminal colours in exporters' messages.
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-
-#: What torch.export says of a branch or a number that depends on values.
-_DATA_DEPENDENT: Final = (
-    "data-dependent",
-    "reads values",
-    "DataDependentOutput",
-    "GuardOnDataDependent",
-    "Dynamic control flow",
-)
 
 Exporter: TypeAlias = Literal["dynamo", "tracer"]
 Shapes: TypeAlias = Literal["static", "dynamic", "auto"]
@@ -155,18 +136,6 @@ def export_plans(config: ONNXRuntimeBackendConfig, graph: GraphSpec) -> tuple[Ex
     return (*dynamo, tracer)
 
 
-def depends_on_values(error: BaseException) -> bool:
-    """Whether the dynamo exporter refused a module because its Python code looks at values."""
-    return any(sign in str(one) for one in _chain(error) for sign in _DATA_DEPENDENT)
-
-
-def failed_in_translation(error: BaseException) -> bool:
-    """Whether a module was captured, and an operator in it then had no form in the opset."""
-    names = {type(one).__name__ for one in _chain(error)}
-    # The latter: there is no form in any opset.
-    return "ConversionError" in names and "DispatchError" not in names
-
-
 def older_plan(plan: ExportPlan) -> ExportPlan | None:
     """Return the plan with an older opset; None where it has that already."""
     if plan.opset <= _OLDER_OPSET:
@@ -202,7 +171,7 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
         _finish(folder / MODEL_FILE)
         return Export(path=_move(folder, request.work_dir), conditions=conditions)
     except Exception as error:  # exporters raise errors of every kind
-        raise _export_error(plan, request.graph, error) from error
+        raise export_error(plan, request.graph, error) from error
     finally:
         for part, training in modes:
             part.training = training
@@ -392,39 +361,3 @@ def _move(folder: Path, work_dir: Path) -> Path:
     else:
         (work_dir / WEIGHTS_FILE).unlink(missing_ok=True)
     return (folder / MODEL_FILE).replace(work_dir / MODEL_FILE)
-
-
-def _export_error(plan: ExportPlan, graph: GraphSpec, error: Exception) -> OnnxExportError:
-    *_, root = _chain(error)
-    text = " ".join(_COLOUR.sub("", str(root)).split())[:_DETAIL_LENGTH] or type(root).__name__
-    refused = _refused_axes(str(root), graph)
-    if refused:
-        hint = (
-            "declare these sizes with dynamic_shapes=DynamicDim(...) in the range that the module "
-            "really takes, record calls of one size only, or use another backend"
-        )
-        fact = f"the module fixes {', '.join(refused)}; "
-    else:
-        other = "use_dynamo=False" if plan.exporter == "dynamo" else "use_dynamo=True"
-        hint = f"try {other}, another opset_version, or explicit dynamic_shapes"
-        fact = ""
-    msg = f"{plan.step} (opset {plan.opset}) failed: {fact}{type(root).__name__}: {text}"
-    return OnnxExportError(f"{msg}. Next: {hint}", exporter=plan.exporter, hint=hint)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
-
-
-def _refused_axes(text: str, graph: GraphSpec) -> list[str]:
-    """Name the axes that torch.export says it had to fix."""
-    found: list[str] = []
-    for number, axis in re.findall(r"\['\w+'\]\[(\d+)\]\.(?:shape|size\(\))\[(\d+)\]", text):
-        if int(number) < len(graph.inputs):
-            spec = graph.inputs[int(number)]
-            dim = spec.shape[int(axis)] if int(axis) < spec.rank else None
-            name = f" ({dim})" if isinstance(dim, DynamicDim) else ""
-            found.append(f"axis {axis} of input {spec.path!r}{name}")
-    return list(dict.fromkeys(found))

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from aitune_core.errors import ConfigError
 from aitune_core.strategy import Strategy
 
-__all__ = ["check_after_tune", "check_name", "check_on_miss", "check_strategy", "checked_path"]
+__all__ = [
+    "check_after_tune",
+    "check_name",
+    "check_on_miss",
+    "check_strategy",
+    "check_tune_arguments",
+    "checked_path",
+]
 
 _ON_MISS: Final = ("eager", "error")
 _AFTER_TUNE: Final = ("keep", "offload", "release")
@@ -73,3 +81,34 @@ def checked_path(path: object) -> Path:
         msg = f"path must be a file name such as 'model.ait' or a pathlib.Path, got {path!r}"
         raise ConfigError(msg, field="path", value=path, allowed="a non-empty str or a Path")
     return Path(given)
+
+
+def check_tune_arguments(
+    func: object, batch_sizes: Sequence[int] | None, max_calls: int | None, on_failure: object
+) -> None:
+    """Check what `tune` was given, apart from the calls.
+
+    Raises:
+        ConfigError: One of them cannot be used.
+    """
+    if not callable(func):
+        msg = f"func must be a Module or a callable that calls one, got {func!r}"
+        raise ConfigError(msg, field="func", value=func, allowed="a Module or a callable")
+    if batch_sizes is not None and not isinstance(batch_sizes, tuple | list | range):
+        msg = f"batch_sizes must be a sequence of integers such as [1, 8], got {batch_sizes!r}"
+        raise ConfigError(msg, field="batch_sizes", value=batch_sizes, allowed="integers >= 1")
+    for field, values in (
+        ("batch_sizes", batch_sizes),
+        ("max_calls", None if max_calls is None else [max_calls]),
+    ):
+        for value in values or ():
+            if not _is_count(value):
+                msg = f"{field} takes integers >= 1, got {value!r}"
+                raise ConfigError(msg, field=field, value=value, allowed="integers >= 1")
+    if on_failure not in ("raise", "eager"):
+        msg = f"on_failure must be 'raise' or 'eager', got {on_failure!r}"
+        raise ConfigError(msg, field="on_failure", value=on_failure, allowed=("raise", "eager"))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

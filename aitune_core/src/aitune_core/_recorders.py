@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from aitune_core._inputs import Call, calls_of, resized_call, to_device, unchanged
-from aitune_core._module import ACTIVE_RECORDER, Module, ModuleState, Recorder, state_of
+from aitune_core._module import Module, state_of
 from aitune_core._recording import ModuleRecording
 from aitune_core._refusals import check_call, check_initialised
+from aitune_core._serving import ACTIVE_RECORDER, ModuleState, Recorder
 from aitune_core.errors import RecordingError
 
 __all__ = ["CallRecorder", "EagerOnly", "active", "record_calls"]

@@ -11,7 +11,7 @@ __all__ = ["computable", "plain_tensor", "same_bits", "share_memory", "version_o
 
 
 def computable(tensor: Tensor) -> bool:
-    """Whether it holds real or complex numbers that PyTorch computes with; float8 it only stores."""
+    """Whether PyTorch computes with its real or complex numbers; float8 it only stores."""
     fractions = tensor.is_floating_point() or tensor.is_complex()
     return fractions and tensor.dtype.itemsize > 1
 

@@ -10,12 +10,12 @@ import attrs
 import pluggy
 import torch
 
-from aitune_core._arguments import check_strategy
+from aitune_core._arguments import check_strategy, check_tune_arguments
 from aitune_core._devices import default_device, existing_device
 from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._environment import environment_report
 from aitune_core._graphs import RecordedGraph, recorded_graphs
-from aitune_core._module import Module, ModuleState, state_of
+from aitune_core._module import Module, state_of
 from aitune_core._plugins import PluginRegistry, chosen_registry
 from aitune_core._progress import Progress, progress
 from aitune_core._recorders import CallRecorder, EagerOnly, active, record_calls
@@ -29,6 +29,7 @@ from aitune_core._report import (
 )
 from aitune_core._room import check_room, naming_dims
 from aitune_core._scalars import scalar_kinds
+from aitune_core._serving import ModuleState
 from aitune_core._trial import GraphTrial
 from aitune_core.backend import Backend, Engine
 from aitune_core.errors import AituneError, ConfigError, RecordingError, TuningError
@@ -121,7 +122,7 @@ def tune(  # noqa: PLR0913
     """
     start = time.perf_counter()
     chosen = None if device is None else existing_device(device)
-    _check_arguments(func, batch_sizes, max_calls, on_failure)
+    check_tune_arguments(func, batch_sizes, max_calls, on_failure)
     registry = chosen_registry(registry)
     if isinstance(strategy, str):
         registry.strategy(strategy)  # says early that there is none of this name
@@ -158,36 +159,10 @@ def tune(  # noqa: PLR0913
     return report
 
 
-def _check_arguments(
-    func: object, batch_sizes: Sequence[int] | None, max_calls: int | None, on_failure: object
-) -> None:
-    if not callable(func):
-        msg = f"func must be a Module or a callable that calls one, got {func!r}"
-        raise ConfigError(msg, field="func", value=func, allowed="a Module or a callable")
-    if batch_sizes is not None and not isinstance(batch_sizes, tuple | list | range):
-        msg = f"batch_sizes must be a sequence of integers such as [1, 8], got {batch_sizes!r}"
-        raise ConfigError(msg, field="batch_sizes", value=batch_sizes, allowed="integers >= 1")
-    for field, values in (
-        ("batch_sizes", batch_sizes),
-        ("max_calls", None if max_calls is None else [max_calls]),
-    ):
-        for value in values or ():
-            if not _is_count(value):
-                msg = f"{field} takes integers >= 1, got {value!r}"
-                raise ConfigError(msg, field=field, value=value, allowed="integers >= 1")
-    if on_failure not in ("raise", "eager"):
-        msg = f"on_failure must be 'raise' or 'eager', got {on_failure!r}"
-        raise ConfigError(msg, field="on_failure", value=on_failure, allowed=("raise", "eager"))
-
-
 def _check_tunable(state: ModuleState) -> None:
     if state.no_eager is not None:
         msg = f"module {state.name!r} cannot be tuned: {state.no_eager}"
         raise ConfigError(msg, field="func", value=state.name, allowed="a module with eager code")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _observers(registry: PluginRegistry, observer: Progress) -> pluggy.PluginManager:
