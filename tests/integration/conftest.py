@@ -36,6 +36,12 @@ _SHARES: Final = {
 }
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out tests about the CPU on other devices."""
+    if DEVICE.type != "cpu" and item.get_closest_marker("cpu_only") is not None:
+        pytest.skip(f"is about the CPU, not {DEVICE}")
+
+
 def placed(value: Any) -> Any:
     """Return a deep copy of a value whose tensors are on the device of the tests."""
     tensors: list[Tensor] = []
@@ -168,6 +174,9 @@ def tune_module(
     """
     module.eval().to(DEVICE)
     eager = copy.deepcopy(module) if reference is None else reference
+    for part in eager.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters()  # a copy's weights are not in one piece, of which cuDNN warns
     backend = ("onnxruntime", {"execution_provider": DEVICE.type, **(options or {})})
     model: Any = ait.Module(
         module,
@@ -210,6 +219,12 @@ def short_tunings() -> Iterator[None]:
         once = staticmethod(functools.cache(registry.from_torchlib))
         patch.setattr(registry, "from_torchlib", once)
         yield
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Return the device of the tests."""
+    return DEVICE
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -74,7 +74,7 @@ def test_layout_of_an_input_does_not_matter(layered: Any, kind: str) -> None:
 
 
 def test_input_that_shares_memory_with_numpy_and_a_parameter(layered: Any) -> None:
-    array = torch.randn(2, 4, 5).numpy()
+    array = torch.randn(2, 4, 5).cpu().numpy()
     layered.same(torch.randn(2, 3, 6, 6), torch.from_numpy(array[..., ::1]))
     x, parameter = torch.randn(2, 3, 6, 6), nn.Parameter(torch.randn(2, 4, 5))
     with torch.no_grad():
@@ -113,17 +113,18 @@ def wide(tune_once: Tune) -> Any:
     return tune_once(Wide(), calls)
 
 
-def _call_from_threads(wide: Any, threads: int, calls: int) -> list[Any]:
+def _call_from_threads(wide: Any, device: torch.device, threads: int, calls: int) -> list[Any]:
     wrong: list[Any] = []
     barrier = threading.Barrier(threads)
 
     def work(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
+        made: Any = {"generator": generator, "device": device}
         barrier.wait()
         kept: list[tuple[Tensor, Tensor]] = []
         for index in range(calls):
-            x = torch.randn(2 + (seed + index) % 15, 64, generator=generator)
-            bias = torch.randn(4, generator=generator) if (seed + index) % 3 else None
+            x = torch.randn(2 + (seed + index) % 15, 64, **made)
+            bias = torch.randn(4, **made) if (seed + index) % 3 else None
             try:
                 with torch.no_grad():
                     expected, got = wide.eager(x, bias), wide.model(x, bias)
@@ -143,12 +144,12 @@ def _call_from_threads(wide: Any, threads: int, calls: int) -> list[Any]:
     return wrong
 
 
-def test_sixteen_threads_share_a_tuned_module(wide: Any) -> None:
-    assert _call_from_threads(wide, threads=16, calls=200) == []
+def test_sixteen_threads_share_a_tuned_module(wide: Any, device: torch.device) -> None:
+    assert _call_from_threads(wide, device, threads=16, calls=200) == []
     assert wide.eager_calls == 0
 
 
-def test_threads_are_served_while_another_one_tunes(wide: Any) -> None:
+def test_threads_are_served_while_another_one_tunes(wide: Any, device: torch.device) -> None:
     problems: list[BaseException] = []
     done = threading.Event()
 
@@ -156,13 +157,14 @@ def test_threads_are_served_while_another_one_tunes(wide: Any) -> None:
         try:
             for width in (3, 5):
                 model: Any = ait.Module(
-                    nn.Linear(width, width).eval(),
+                    nn.Linear(width, width, device=device).eval(),
                     on_miss="error",
-                    strategy=ait.OneBackendStrategy(("onnxruntime", {"execution_provider": "cpu"})),
+                    strategy=ait.OneBackendStrategy("onnxruntime"),
                 )
-                ait.tune(model, [torch.randn(2, width), torch.randn(4, width)], device="cpu")
+                calls = [torch.randn(rows, width, device=device) for rows in (2, 4)]
+                ait.tune(model, calls, device=device)
                 with torch.no_grad():
-                    x = torch.randn(3, width)
+                    x = torch.randn(3, width, device=device)
                     expected = nn.functional.linear(x, model.weight, model.bias)
                     assert torch.allclose(model(x), expected, atol=1e-5)
         except BaseException as error:  # noqa: BLE001 - shown by the test's own thread
@@ -174,7 +176,7 @@ def test_threads_are_served_while_another_one_tunes(wide: Any) -> None:
     tuner.start()
     rounds = 0
     while not done.is_set():
-        assert _call_from_threads(wide, threads=4, calls=20) == []
+        assert _call_from_threads(wide, device, threads=4, calls=20) == []
         rounds += 1
     tuner.join()
     assert problems == []

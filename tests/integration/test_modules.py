@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import aitune_core as ait
 
 Tune = Callable[..., Any]
-STRATEGY = ait.OneBackendStrategy(("onnxruntime", {"execution_provider": "cpu"}))
+STRATEGY = ait.OneBackendStrategy("onnxruntime")
 
 
 class Mixed(nn.Module):
@@ -34,13 +34,15 @@ class Mixed(nn.Module):
         return y
 
 
-def test_module_in_training_mode_is_tuned_as_in_eval_mode_and_told_so() -> None:
-    module = Mixed().train()
+def test_module_in_training_mode_is_tuned_as_in_eval_mode_and_told_so(
+    device: torch.device,
+) -> None:
+    module = Mixed().to(device).train()
     module.frozen.eval()
     state = copy.deepcopy(module.state_dict())
     reference = copy.deepcopy(module).eval()
     model: Any = ait.Module(module, strategy=STRATEGY, on_miss="error")
-    report = ait.tune(model, [torch.randn(4, 6), torch.randn(8, 6)], device="cpu")
+    report = ait.tune(model, [torch.randn(4, 6), torch.randn(8, 6)], device=device)
     assert any("eval mode" in note for note in report.modules[0].notes)
     x = torch.randn(6, 6)
     assert torch.allclose(model(x), reference(x), atol=1e-5)
@@ -48,20 +50,22 @@ def test_module_in_training_mode_is_tuned_as_in_eval_mode_and_told_so() -> None:
         assert torch.equal(tensor, state[name]), name
 
 
-def test_parts_keep_their_modes_when_the_module_is_in_eval_mode() -> None:
-    module = Mixed().eval()
+def test_parts_keep_their_modes_when_the_module_is_in_eval_mode(device: torch.device) -> None:
+    module = Mixed().to(device).eval()
     module.norm.training = True
     module.norm.momentum = 0.0
     flags = {name: part.training for name, part in module.named_modules()}
     model: Any = ait.Module(module, strategy=STRATEGY, on_miss="error")
     try:
-        ait.tune(model, [torch.randn(4, 6), torch.randn(8, 6)], device="cpu")
+        ait.tune(model, [torch.randn(4, 6), torch.randn(8, 6)], device=device)
     except ait.AituneError as error:
         assert "norm" in str(error)
     assert {name: part.training for name, part in module.named_modules()} == flags
 
 
-def test_modes_of_parts_are_what_they_were_after_a_tuning_that_failed() -> None:
+def test_modes_of_parts_are_what_they_were_after_a_tuning_that_failed(
+    device: torch.device,
+) -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -73,7 +77,7 @@ def test_modes_of_parts_are_what_they_were_after_a_tuning_that_failed() -> None:
     module = Branch().eval()
     model: Any = ait.Module(module, strategy=STRATEGY)
     with pytest.raises(ait.TuningError):
-        ait.tune(model, [torch.ones(2, 3), -torch.ones(2, 3)], device="cpu")
+        ait.tune(model, [torch.ones(2, 3), -torch.ones(2, 3)], device=device)
     assert not module.training
     assert not module.drop.training
     assert torch.backends.mha.get_fastpath_enabled()
@@ -114,13 +118,18 @@ def test_tuning_leaves_the_random_state_of_the_caller_alone(tune: Tune) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_calls_under_autocast_are_misses_and_tuning_under_autocast_is_refused(tune: Tune) -> None:
+def test_calls_under_autocast_are_misses_and_tuning_under_autocast_is_refused(
+    tune: Tune, device: torch.device
+) -> None:
     tuned = tune(nn.Linear(4, 4), [torch.randn(2, 4)])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device.type, dtype=torch.bfloat16):
         error = tuned.misses(torch.randn(2, 4))
     assert error.path == "autocast"
     tuned.same(torch.randn(2, 4))
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ait.RecordingError) as caught:
+    with (
+        torch.autocast(device.type, dtype=torch.bfloat16),
+        pytest.raises(ait.RecordingError) as caught,
+    ):
         tune(nn.Linear(4, 4), [torch.randn(2, 4)])
     assert "autocast" in str(caught.value)
 
@@ -202,15 +211,15 @@ def test_parts_that_are_shared_or_have_one_leaf_name_or_run_many_times(tune: Tun
     tuned.same(torch.randn(4, 5))
 
 
-def test_two_wrapped_parts_of_a_pipeline_with_one_leaf_name() -> None:
-    net = Stack().eval()
+def test_two_wrapped_parts_of_a_pipeline_with_one_leaf_name(device: torch.device) -> None:
+    net = Stack().to(device).eval()
     reference = copy.deepcopy(net)
     parts: list[Any] = [
         ait.Module(block.mlp, strategy=STRATEGY, on_miss="error")
         for block in (net.encoder, net.decoder)
     ]
     net.encoder.mlp, net.decoder.mlp = parts
-    report = ait.tune(net, [torch.randn(2, 5), torch.randn(6, 5)], device="cpu")
+    report = ait.tune(net, [torch.randn(2, 5), torch.randn(6, 5)], device=device)
     assert len(report.modules) == 2
     assert all(module.tuned for module in report.modules)
     x = torch.randn(4, 5)
@@ -218,19 +227,19 @@ def test_two_wrapped_parts_of_a_pipeline_with_one_leaf_name() -> None:
         assert torch.allclose(net(x), reference(x), atol=1e-5)
 
 
-def test_tuning_of_another_module_changes_nothing(tune: Tune) -> None:
+def test_tuning_of_another_module_changes_nothing(tune: Tune, device: torch.device) -> None:
     first = tune(nn.Linear(4, 4), [torch.randn(2, 4), torch.randn(6, 4)])
     second = tune(nn.Linear(4, 4), [torch.randn(2, 4), torch.randn(6, 4)])
     x = torch.randn(3, 4)
     assert not torch.allclose(first.same(x), second.same(x))
-    ait.tune(second.model, [torch.randn(9, 4)], device="cpu")
+    ait.tune(second.model, [torch.randn(9, 4)], device=device)
     first.same(x)
     assert second.misses(x).path == "input"
 
 
-def test_tuning_again_replaces_the_graphs(tune: Tune) -> None:
+def test_tuning_again_replaces_the_graphs(tune: Tune, device: torch.device) -> None:
     tuned = tune(nn.Linear(4, 4), [torch.randn(2, 4)])
-    ait.tune(tuned.model, [torch.randn(3, 4), torch.randn(5, 4)], device="cpu")
+    ait.tune(tuned.model, [torch.randn(3, 4), torch.randn(5, 4)], device=device)
     tuned.eager_calls = 0
     tuned.same(torch.randn(4, 4))
     assert tuned.misses(torch.randn(2, 4)).got == 2

@@ -76,7 +76,7 @@ def test_sizes_in_results_are_refused(function: Any, dynamo: bool) -> None:
         lambda x: x * round(x[0, 0].item()),
         lambda x: (x + 1, bool((x > 0).any())),
         lambda x: x * len(repr(x)),
-        lambda x: x * float(np.from_dlpack(x.detach()).max()),
+        lambda x: x * float(np.from_dlpack(x.detach().cpu()).max()),
         lambda x: x * copy.deepcopy(x).max().item(),
         lambda x: x * x.untyped_storage()[3],
         lambda x: x * [1.0, 2.0][int(x[0, 0] > 0)],

@@ -30,7 +30,7 @@ SCRIPT = """
 import sys
 import torch
 import aitune_core as ait
-model = ait.load(sys.argv[1], device="cpu")
+model = ait.load(sys.argv[1], device=sys.argv[4])
 inputs = torch.load(sys.argv[2])
 torch.save([model(x) for x in inputs], sys.argv[3])
 """
@@ -45,7 +45,7 @@ def _unpickle(path: Path) -> Any:
 
 
 def test_checkpoint_moved_elsewhere_serves_a_new_process(
-    tune: Tune, tmp_path: Path, cache_dir: Path
+    tune: Tune, device: torch.device, tmp_path: Path, cache_dir: Path
 ) -> None:
     tuned = tune(_net(), [torch.randn(2, 300), torch.randn(5, 300)])
     inputs = [torch.randn(rows, 300) for rows in (2, 3, 5)]
@@ -67,6 +67,7 @@ def test_checkpoint_moved_elsewhere_serves_a_new_process(
             moved,
             tmp_path / "inputs.pt",
             tmp_path / "out.pt",
+            str(device),
         ],
         capture_output=True,
         text=True,
@@ -94,7 +95,7 @@ class Rich(nn.Module):
 
 
 def test_loaded_module_has_every_graph_number_effect_and_miss(
-    tune: Tune, same: Same, tmp_path: Path
+    tune: Tune, same: Same, device: torch.device, tmp_path: Path
 ) -> None:
     def call(rows: int, scale: float, *, bias: bool) -> Any:
         batch = {"x": (torch.randn(rows, 3), torch.randn(rows))}
@@ -103,7 +104,7 @@ def test_loaded_module_has_every_graph_number_effect_and_miss(
     calls = [call(r, s, bias=b) for b in (False, True) for r, s in ((2, 0.5), (5, 2.0))]
     tuned = tune(Rich(), calls)
     ait.save(tuned.model, tmp_path / "rich.ait")
-    loaded: Any = ait.load(tmp_path / "rich.ait", device="cpu")
+    loaded: Any = ait.load(tmp_path / "rich.ait", device=device)
     for bias in (False, True):
         args, kwargs = call(4, -3.5, bias=bias)
         tuned.same(*args, **kwargs)
@@ -120,10 +121,12 @@ def test_loaded_module_has_every_graph_number_effect_and_miss(
         loaded()
 
 
-def test_loaded_beside_the_module_has_eager_for_misses(tune: Tune, tmp_path: Path) -> None:
+def test_loaded_beside_the_module_has_eager_for_misses(
+    tune: Tune, device: torch.device, tmp_path: Path
+) -> None:
     tuned = tune(_net(), [torch.randn(2, 300)])
     ait.save(tuned.model, tmp_path / "net.ait")
-    model: Any = ait.load(tmp_path / "net.ait", module=tuned.eager, device="cpu")
+    model: Any = ait.load(tmp_path / "net.ait", module=tuned.eager, device=device)
     x = torch.randn(4, 300)
     with pytest.warns(ait.MissWarning):
         got = model(x)
@@ -131,7 +134,9 @@ def test_loaded_beside_the_module_has_eager_for_misses(tune: Tune, tmp_path: Pat
     assert torch.allclose(model(x[:2]), tuned.expected(x[:2]), atol=1e-4)
 
 
-def test_checkpoint_whose_content_was_changed_is_refused(tune: Tune, tmp_path: Path) -> None:
+def test_checkpoint_whose_content_was_changed_is_refused(
+    tune: Tune, device: torch.device, tmp_path: Path
+) -> None:
     tuned = tune(_net(), [torch.randn(2, 300)])
     path = tmp_path / "net.ait"
     ait.save(tuned.model, path)
@@ -139,17 +144,19 @@ def test_checkpoint_whose_content_was_changed_is_refused(tune: Tune, tmp_path: P
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(bytes(content))
     with pytest.raises(ait.CheckpointError) as caught:
-        ait.load(path, device="cpu")
+        ait.load(path, device=device)
     assert str(path) in str(caught.value)
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ait.CheckpointError):
-        ait.load(path, device="cpu")
+        ait.load(path, device=device)
 
 
-def test_loaded_module_cannot_be_pickled_and_says_what_to_do(tune: Tune, tmp_path: Path) -> None:
+def test_loaded_module_cannot_be_pickled_and_says_what_to_do(
+    tune: Tune, device: torch.device, tmp_path: Path
+) -> None:
     tuned = tune(_net(), [torch.randn(2, 300)])
     ait.save(tuned.model, tmp_path / "net.ait")
-    loaded: Any = ait.load(tmp_path / "net.ait", device="cpu")
+    loaded: Any = ait.load(tmp_path / "net.ait", device=device)
     x = torch.randn(2, 300)
     for duplicate in DUPLICATES:
         try:
@@ -169,6 +176,7 @@ def test_provider_that_cannot_run_here_is_an_error_and_no_silent_change(tune: Tu
         assert provider in str(caught.value).lower()
 
 
+@pytest.mark.cpu_only
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_does_not_hang(tune: Tune, tmp_path: Path) -> None:
@@ -221,7 +229,9 @@ def test_memory_stays_flat_over_many_tunings(tune: Tune) -> None:
 
 
 @pytest.mark.slow
-def test_weights_of_more_than_two_gigabytes(tune: Tune, tmp_path: Path) -> None:
+def test_weights_of_more_than_two_gigabytes(
+    tune: Tune, device: torch.device, tmp_path: Path
+) -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -240,5 +250,5 @@ def test_weights_of_more_than_two_gigabytes(tune: Tune, tmp_path: Path) -> None:
         expected = type(module).forward(module, x)
     assert torch.allclose(tuned.model(x), expected, atol=1e-4)
     ait.save(tuned.model, tmp_path / "large.ait")
-    loaded: Any = ait.load(tmp_path / "large.ait", device="cpu")
+    loaded: Any = ait.load(tmp_path / "large.ait", device=device)
     assert torch.allclose(loaded(x), expected, atol=1e-4)

@@ -21,6 +21,7 @@ from aitune_backend_onnxruntime.config import TRACER_OPSETS
 from aitune_backend_onnxruntime.export_errors import export_error
 from aitune_backend_onnxruntime.guards import export_conditions, trace_conditions
 from aitune_backend_onnxruntime.indexing import untraceable_indexing
+from aitune_backend_onnxruntime.kernels import right_kernels
 from aitune_backend_onnxruntime.model_file import read_model
 from aitune_backend_onnxruntime.operators import ExactOperators
 from aitune_backend_onnxruntime.patching import confined_to_this_thread
@@ -331,6 +332,7 @@ def _finish(path: Path) -> None:
     """Mend what exporters leave behind in a model."""
     model = read_model(path)
     broadcast_rotary_caches(model)
+    model = right_kernels(model)
     _tidy(model)
     path.write_bytes(model.SerializeToString())
 

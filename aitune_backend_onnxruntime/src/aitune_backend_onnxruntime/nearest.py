@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 __all__ = ["interpolate"]
 
+#: Sizes up to this are known to be scaled right, by ratios of small numbers.
+_LARGEST_SIZE = 2**20
+_LARGEST_DENOMINATOR = 10_000
 #: Batch and channels come before the sizes.
 _LEADING = 2
 
@@ -22,30 +28,52 @@ def interpolate(  # noqa: PLR0913, PLR0917 - as torch's
     recompute_scale_factor: bool | None = None,  # noqa: FBT001
     antialias: bool = False,  # noqa: FBT001, FBT002
 ) -> Any:  # noqa: ANN401
-    """Return what ``interpolate`` does to a given size.
+    """Return what ``interpolate`` does.
 
     ONNX divides by the factor between the sizes where torch multiplies by its inverse, and takes
     another element where their roundings differ. Factors that are known to be whole are left alone.
     """
-    if mode not in {"nearest", "nearest-exact"} or size is None or scale_factor is not None:
+    if mode not in {"nearest", "nearest-exact"} or align_corners is not None or antialias:
         return NotImplemented
-    if align_corners is not None or recompute_scale_factor or antialias:
+    if (size is None) == (scale_factor is None) or (recompute_scale_factor and size is not None):
         return NotImplemented
     spatial = input.dim() - _LEADING
-    sizes = list(size) if isinstance(size, list | tuple) else [size] * spatial
-    if len(sizes) != spatial:
+    given = size if scale_factor is None else scale_factor
+    numbers = list(given) if isinstance(given, list | tuple) else [given] * spatial
+    olds = input.shape[_LEADING:]
+    if len(numbers) != spatial:
         return NotImplemented
-    pairs = list(zip(input.shape[_LEADING:], sizes, strict=True))
-    if mode == "nearest" and all(_is_whole(old, new) for old, new in pairs):
+    factors: list[float | None] = [None] * spatial
+    if scale_factor is not None:
+        if not recompute_scale_factor:
+            factors = [float(number) for number in numbers]
+        numbers = [_scaled(old, number) for old, number in zip(olds, numbers, strict=True)]
+    exact = mode == "nearest-exact"
+    ways = list(zip(olds, numbers, factors, strict=True))
+    if not exact and all(_is_whole(*way) for way in ways):
         return NotImplemented
-    offset = 0.5 if mode == "nearest-exact" else 0.0
-    for axis, (old, new) in enumerate(pairs, _LEADING):
-        if not _is_same(old, new):
-            input = input.index_select(axis, _sources(old, new, offset, input.device))  # noqa: A001
+    for axis, (old, new, factor) in enumerate(ways, _LEADING):
+        if factor is not None or not _is_same(old, new):
+            places = _sources(old, new, factor, exact=exact, device=input.device)
+            input = input.index_select(axis, places)  # noqa: A001
     return input
 
 
-def _is_whole(old: Any, new: Any) -> bool:  # noqa: ANN401
+def _scaled(old: Any, factor: float) -> Any:  # noqa: ANN401
+    if isinstance(old, int):
+        return math.floor(old * factor)
+    # Exporters scale sizes in float32, which is too coarse; ratios of whole numbers are exact.
+    ratio = Fraction(factor).limit_denominator(_LARGEST_DENOMINATOR)
+    sizes = np.arange(_LARGEST_SIZE)
+    if not np.array_equal(np.floor(sizes * factor), sizes * ratio.numerator // ratio.denominator):
+        msg = f"interpolation by {factor} rounds sizes in a way that no ratio follows"
+        raise ValueError(msg)
+    return old * ratio.numerator // ratio.denominator
+
+
+def _is_whole(old: Any, new: Any, factor: float | None) -> bool:  # noqa: ANN401
+    if factor is not None:
+        return factor.is_integer()
     return type(old) is int and type(new) is int and old > 0 and new % old == 0
 
 
@@ -53,19 +81,32 @@ def _is_same(old: Any, new: Any) -> bool:  # noqa: ANN401
     return type(old) is int and type(new) is int and old == new
 
 
-def _sources(old: Any, new: Any, offset: float, device: torch.device) -> Tensor:  # noqa: ANN401
+def _sources(
+    old: Any,  # noqa: ANN401
+    new: Any,  # noqa: ANN401
+    factor: float | None,
+    *,
+    exact: bool,
+    device: torch.device,
+) -> Tensor:
     """Return the source of each element, computed in float32 as torch's kernels do."""
     before, after = (_number(size, device) for size in (old, new))
     places = torch.arange(new, device=device).to(torch.float32)
-    if offset:
-        places = places + offset
-    sources = torch.floor(places * (before / after))
+    step = before / after
+    if factor is not None and not exact and device.type == "cpu":
+        # These two sizes have a form of their own there, whatever the factor is.
+        special = (after == before) | (after == 2 * before)
+        step = torch.where(special, step, 1 / factor)
+    elif factor is not None:
+        step = torch.full_like(step, 1 / factor)
+    if exact:
+        places = places + 0.5
+    sources = torch.floor(places * step)
     # Not a clamp, which ONNX Runtime has for few types.
     return torch.where(sources < before, sources, before - 1).to(torch.int64)
 
 
 def _number(size: Any, device: torch.device) -> Tensor:  # noqa: ANN401
-    # While a trace is made, sizes are tensors.
     if isinstance(size, Tensor):
         return size.to(device=device, dtype=torch.float32)
     return torch.full((), size, dtype=torch.float32, device=device)
