@@ -149,7 +149,7 @@ def test_nearest_interpolation_to_a_fixed_size(size: Any, dynamo: bool) -> None:
         {"scale_factor": 1.7},
         {"scale_factor": 0.3},
         {"scale_factor": 1.1},
-        {"scale_factor": (2.1, 0.7)},
+        {"scale_factor": (2.1, 0.3)},
         {"scale_factor": 1.3, "recompute_scale_factor": True},
         {"scale_factor": 3},
     ],
@@ -162,3 +162,13 @@ def test_nearest_interpolation_by_a_factor(mode: str, options: Any, dynamo: bool
     for size in range(4, 49):
         x = torch.arange(2.0 * size * 9).reshape(1, 2, size, 9)
         assert torch.equal(model(x, x), function(x, x)), size
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_factor_that_scales_sizes_in_no_even_way_is_refused(dynamo: bool) -> None:
+    def function(x: Tensor, _: Tensor) -> Tensor:
+        return functional.interpolate(x, scale_factor=0.7)
+
+    # 0.7 * 90 is 62.99..., of which 62 remains, while 0.7 * 30 is 21.
+    with pytest.raises(ait.TuningError, match="no ratio"):
+        tuned(function, dynamo, *((torch.rand(1, 2, size, 9),) * 2 for size in (4, 48)))
