@@ -172,3 +172,60 @@ def test_factor_that_scales_sizes_in_no_even_way_is_refused(dynamo: bool) -> Non
     # 0.7 * 90 is 62.99..., of which 62 remains, while 0.7 * 30 is 21.
     with pytest.raises(ait.TuningError, match="no ratio"):
         tuned(function, dynamo, *((torch.rand(1, 2, size, 9),) * 2 for size in (4, 48)))
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x / (y.abs() + 1e-8),
+        lambda x, y: x / (y.abs() + 1e-12),
+        lambda x, _: x - 1e-9,
+        lambda x, _: (x * 1.0000005 - x) * 1e6,
+        lambda x, _: (x / 1.000001 - x) * 1e6,
+        lambda x, y: torch.add(x, y, alpha=1e-8),
+        lambda x, _: functional.normalize(x, dim=1, eps=1e-9),
+        lambda x, _: functional.layer_norm(x, (9,), eps=1e-12),
+    ],
+)
+def test_constants_close_to_neutral_ones_count(function: Any, dynamo: bool) -> None:
+    model = tuned(function, dynamo, (torch.randn(9, 9), torch.randn(9, 9)))
+    for x, y in (
+        (torch.rand(9, 9) * 1e-8, torch.rand(9, 9) * 1e-8),
+        (torch.rand(9, 9), torch.zeros(9, 9)),
+        (torch.zeros(9, 9), torch.zeros(9, 9)),
+        (torch.full((9, 9), torch.inf), -torch.ones(9, 9)),
+    ):
+        expected = function(x, y)
+        torch.testing.assert_close(model(x, y), expected, rtol=2e-5, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, _: x.clamp(max=2.0),
+        lambda x, _: x.clamp(min=-1.0),
+        lambda x, _: x.clamp_min(0.5) == torch.inf,
+        lambda x, y: torch.minimum(x, y).clamp(0, 3),
+        lambda x, _: x.sign(),
+        lambda x, _: functional.relu6(x),
+        lambda x, _: functional.hardtanh(x, -2, 1),
+    ],
+)
+def test_infinities_and_no_numbers_in_bounds(function: Any, dynamo: bool) -> None:
+    model = tuned(function, dynamo, (torch.randn(3, 4), torch.randn(3, 4)))
+    x = torch.tensor([[1.0, torch.inf, -torch.inf, torch.nan], [-1, 0, 3, -0.0], [9, -9, 1e38, 1]])
+    y = torch.ones(3, 4)
+    torch.testing.assert_close(model(x, y), function(x, y), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("tolerances", [{}, {"rtol": 0.0, "atol": 1e-9}, {"equal_nan": True}])
+def test_isclose_of_small_numbers(tolerances: Any) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.isclose(x, y, **tolerances)
+
+    model = tuned(function, True, (torch.randn(1, 8), torch.randn(1, 8)))
+    x = torch.tensor([[2e-8] * 5 + [torch.inf, torch.inf, torch.nan]])
+    y = torch.tensor([[1.9e-8, 1.2e-8, 0, 1e-8, 2e-8, torch.inf, 1, torch.nan]])
+    assert torch.equal(model(x, y), function(x, y))

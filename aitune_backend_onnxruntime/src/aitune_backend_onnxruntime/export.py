@@ -18,6 +18,7 @@ from torch import nn
 
 from aitune_backend_onnxruntime.attention import plain_attention
 from aitune_backend_onnxruntime.config import TRACER_OPSETS
+from aitune_backend_onnxruntime.constants import exact_constants
 from aitune_backend_onnxruntime.export_errors import export_error
 from aitune_backend_onnxruntime.guards import export_conditions, trace_conditions
 from aitune_backend_onnxruntime.indexing import untraceable_indexing
@@ -190,6 +191,7 @@ def _exporting() -> Iterator[None]:
         confined_to_this_thread(),
         plain_attention(),
         plain_weight_norm(),
+        exact_constants(),
         ExactOperators(),
     ):
         yield
