@@ -56,6 +56,8 @@ def tuned(function: Callable[..., Any], dynamo: bool, *calls: Any) -> Any:
         torch.logaddexp,
         pytest.param(torch.atan2, marks=NO_ATAN),
         pytest.param(lambda x, y: x.arctan2(y), marks=NO_ATAN),
+        lambda x, _: functional.silu(x),
+        lambda x, _: functional.softplus(x),
         lambda x, y: x // (y.abs() + 0.7),
         lambda x, y: x % (y.abs() + 0.7),
     ],
@@ -165,13 +167,26 @@ def test_nearest_interpolation_by_a_factor(mode: str, options: Any, dynamo: bool
 
 
 @pytest.mark.parametrize("dynamo", [True, False])
-def test_factor_that_scales_sizes_in_no_even_way_is_refused(dynamo: bool) -> None:
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic", "area"])
+def test_factor_at_which_exports_round_sizes_otherwise_is_refused(mode: str, dynamo: bool) -> None:
     def function(x: Tensor, _: Tensor) -> Tensor:
-        return functional.interpolate(x, scale_factor=0.7)
+        return functional.interpolate(x, scale_factor=0.7, mode=mode)
 
     # 0.7 * 90 is 62.99..., of which 62 remains, while 0.7 * 30 is 21.
-    with pytest.raises(ait.TuningError, match="no ratio"):
+    with pytest.raises(ait.TuningError, match=r"interpolation by 0\.7 rounds sizes"):
         tuned(function, dynamo, *((torch.rand(1, 2, size, 9),) * 2 for size in (4, 48)))
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("options", [{"mode": "bilinear"}, {"mode": "bicubic", "scale_factor": 2}])
+def test_interpolation_by_a_factor_between_neighbours(options: Any, dynamo: bool) -> None:
+    def function(x: Tensor, _: Tensor) -> Tensor:
+        return functional.interpolate(x, **{"scale_factor": 1.5, **options})
+
+    model = tuned(function, dynamo, *((torch.rand(1, 2, size, 9),) * 2 for size in (4, 48)))
+    for size in range(4, 49):
+        x = torch.rand(1, 2, size, 9)
+        torch.testing.assert_close(model(x, x), function(x, x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dynamo", [True, False])

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from aitune_backend_onnxruntime import division, nearest, stable
+from aitune_backend_onnxruntime import division, interpolation, stable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,7 +57,7 @@ def _replacements() -> Iterable[tuple[tuple[Any, ...], Callable[..., Any]]]:
     yield (torch.logaddexp, tensor.logaddexp), stable.log_add_exp
     yield (torch.atan2, torch.arctan2, tensor.atan2, tensor.arctan2), stable.atan2
     yield (tensor.atan2_, tensor.arctan2_), _in_place(stable.atan2)
-    yield (functional.interpolate,), nearest.interpolate
+    yield (functional.interpolate,), interpolation.interpolate
 
     yield (
         (torch.floor_divide, tensor.floor_divide, tensor.__floordiv__),

@@ -23,6 +23,9 @@ from aitune_core.strategy import CheckResult
 
 __all__ = ["EngineCheck"]
 
+#: Units in the last place of 1 that saturated values may be off by where nothing was recorded.
+_SATURATED = 8
+
 
 class EngineCheck:
     """Compares engines of one graph with the eager module.
@@ -213,17 +216,17 @@ class EngineCheck:
                 got,
                 case.label,
                 share=share,
-                floor=_unit(expected) if case.extreme else 0.0,
+                floor=_saturated(expected) if case.extreme else 0.0,
             )
             for spec, expected, got, share in together
             if share < math.inf
         ]
 
 
-def _unit(expected: Tensor) -> float:
-    """Return what functions that saturate at 1, such as a sigmoid, round their values to."""
+def _saturated(expected: Tensor) -> float:
+    """Return how far values may be off of functions that saturate at 1, such as a sigmoid."""
     real = expected.is_floating_point() or expected.is_complex()
-    return torch.finfo(expected.dtype).eps if real else 0.0
+    return _SATURATED * torch.finfo(expected.dtype).eps if real else 0.0
 
 
 def _share(expected: Tensor) -> float:

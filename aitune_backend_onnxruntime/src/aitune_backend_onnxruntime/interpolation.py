@@ -1,4 +1,4 @@
-"""Nearest interpolation with torch's choice of neighbours."""
+"""Interpolation to torch's sizes, and to nearest neighbours of torch's choice."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def interpolate(  # noqa: PLR0913, PLR0917 - as torch's
     recompute_scale_factor: bool | None = None,  # noqa: FBT001
     antialias: bool = False,  # noqa: FBT001, FBT002
 ) -> Any:  # noqa: ANN401
-    """Return what ``interpolate`` does.
+    """Return what ``interpolate`` does with nearest neighbours; other modes are left alone.
 
     ONNX divides by the factor between the sizes where torch multiplies by its inverse, and takes
     another element where their roundings differ. Factors that are known to be whole are left alone.
+
+    Raises:
+        ValueError: An export would give sizes that vary another size than torch does.
     """
-    if mode not in {"nearest", "nearest-exact"} or align_corners is not None or antialias:
-        return NotImplemented
     if (size is None) == (scale_factor is None) or (recompute_scale_factor and size is not None):
         return NotImplemented
     spatial = input.dim() - _LEADING
@@ -43,13 +44,22 @@ def interpolate(  # noqa: PLR0913, PLR0917 - as torch's
     olds = input.shape[_LEADING:]
     if len(numbers) != spatial:
         return NotImplemented
+    if mode not in {"nearest", "nearest-exact"} or align_corners is not None or antialias:
+        if scale_factor is not None:
+            for old, number in zip(olds, numbers, strict=True):
+                _check_rounding(old, number)
+        return NotImplemented
     factors: list[float | None] = [None] * spatial
     if scale_factor is not None:
         if not recompute_scale_factor:
             factors = [float(number) for number in numbers]
         numbers = [_scaled(old, number) for old, number in zip(olds, numbers, strict=True)]
-    exact = mode == "nearest-exact"
     ways = list(zip(olds, numbers, factors, strict=True))
+    return _nearest(input, ways, exact=mode == "nearest-exact")
+
+
+def _nearest(input: Tensor, ways: list[tuple[Any, Any, float | None]], *, exact: bool) -> Any:  # noqa: A002, ANN401
+    """Take the nearest neighbours along axes with an old size, a new one and perhaps a factor."""
     if not exact and all(_is_whole(*way) for way in ways):
         return NotImplemented
     for axis, (old, new, factor) in enumerate(ways, _LEADING):
@@ -62,13 +72,28 @@ def interpolate(  # noqa: PLR0913, PLR0917 - as torch's
 def _scaled(old: Any, factor: float) -> Any:  # noqa: ANN401
     if isinstance(old, int):
         return math.floor(old * factor)
-    # Exporters scale sizes in float32, which is too coarse; ratios of whole numbers are exact.
+    # Exporters scale sizes in float32; ratios of whole numbers are exact.
     ratio = Fraction(factor).limit_denominator(_LARGEST_DENOMINATOR)
     sizes = np.arange(_LARGEST_SIZE)
     if not np.array_equal(np.floor(sizes * factor), sizes * ratio.numerator // ratio.denominator):
-        msg = f"interpolation by {factor} rounds sizes in a way that no ratio follows"
-        raise ValueError(msg)
+        raise _uneven(factor)
     return old * ratio.numerator // ratio.denominator
+
+
+def _check_rounding(old: Any, factor: float) -> None:  # noqa: ANN401
+    """Refuse a size that varies where float32, in which exporters scale it, rounds otherwise."""
+    if isinstance(old, int):
+        return
+    sizes = np.arange(_LARGEST_SIZE)
+    coarse = np.floor(sizes.astype(np.float32) * np.float32(factor))
+    if not np.array_equal(coarse, np.floor(sizes * factor)):
+        raise _uneven(factor)
+
+
+def _uneven(factor: float) -> ValueError:
+    return ValueError(
+        f"interpolation by {factor} rounds sizes otherwise than an export does; give the size"
+    )
 
 
 def _is_whole(old: Any, new: Any, factor: float | None) -> bool:  # noqa: ANN401
