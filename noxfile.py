@@ -65,6 +65,20 @@ def tests_gpu(session: nox.Session) -> None:
 
 
 @nox.session
+def tests_cuda(session: nox.Session) -> None:
+    """Run the integration tests on a CUDA device; with --no-venv, use what is installed."""
+    python = sys.executable
+    if session.venv_backend != "none":
+        python = "python"
+        install_workspace(session, "test")
+    session.run(
+        *(python, "-m", "pytest", *CPU_TESTS, "--benchmark-disable"),
+        *(session.posargs or ["tests/integration"]),
+        env={"AITUNE_TEST_DEVICE": "cuda"},
+    )
+
+
+@nox.session
 def minimums(session: nox.Session) -> None:
     """Run the CPU tests with the lowest versions that the packages declare, torch excepted."""
     lowest = pins("constraints-minimums.txt")

@@ -99,7 +99,7 @@ def test_unique_values_with_inverse_and_counts(tune: Tune) -> None:
 
 
 class Head(nn.Module):
-    """Reductions that have a value for no rows, too."""
+    """A layer, and functions along its rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = self.mix(x)
-        return y.softmax(-1), y.sum(0)
+        return y.softmax(-1), y.cumsum(-1)
 
 
 def test_no_rows_are_a_batch_like_any_other(tune: Tune) -> None:
@@ -127,6 +127,25 @@ def test_recorded_calls_with_no_rows_alone(tune: Tune) -> None:
     tuned = tune(Head(), [torch.randn(0, 4)])
     tuned.same(torch.randn(0, 4))
     assert tuned.misses(torch.randn(1, 4)).path == "x"
+
+
+class Total(nn.Module):
+    """A sum over rows, of which there may be none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(0)
+
+
+def test_sum_of_no_rows_is_zero_or_refused(tune: Tune, device: torch.device) -> None:
+    calls = [torch.randn(0, 4), torch.randn(5, 4)]
+    if device.type == "cuda":
+        # ONNX Runtime's kernel cannot; the message names it.
+        with pytest.raises(ait.TuningError, match="ReduceSum"):
+            tune(Total(), calls)
+        return
+    tuned = tune(Total(), calls)
+    for rows in (0, 1, 5):
+        tuned.same(torch.randn(rows, 4))
 
 
 class Lengths(nn.Module):

@@ -21,6 +21,8 @@ __all__ = ["plain_attention"]
 
 #: Batch, heads, length, width.
 _RANK: Final = 4
+#: A mask has at least queries and keys.
+_MASK_RANK: Final = 2
 
 
 @contextmanager
@@ -32,7 +34,8 @@ def plain_attention() -> Iterator[None]:
       chooses a faster kernel.
     - Whether attention is causal may hang on a size in some decoders, where torch wants a bool.
       Which one it is becomes a condition on that size.
-    - One head of keys and values that serves all queries is expanded: ONNX has no broadcast there.
+    - One head of keys and values that serves all queries is expanded, and so is one row of a mask:
+      ONNX has no broadcast there.
     """
     with (
         replaced_here(torch.backends.mha, "get_fastpath_enabled", _never),
@@ -71,9 +74,18 @@ def _attention() -> Any:  # noqa: ANN401 - torch's function has no type of its o
         **others: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         key, value = (_for_heads(query, part) for part in (key, value))
+        if attn_mask is not None:
+            attn_mask = _for_queries(query, attn_mask)
         return fused(query, key, value, attn_mask, dropout_p, bool(is_causal), **others)
 
     return attention
+
+
+def _for_queries(query: Tensor, mask: Tensor) -> Tensor:
+    # While a trace is made, sizes are tensors; it writes no operator that minds.
+    if mask.dim() < _MASK_RANK or type(mask.shape[-2]) is not int or mask.shape[-2] != 1:
+        return mask
+    return mask.expand(*mask.shape[:-2], query.shape[-2], mask.shape[-1])
 
 
 def _for_heads(query: Tensor, part: Tensor) -> Tensor:
