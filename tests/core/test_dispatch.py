@@ -325,3 +325,9 @@ def test_backend_of_each_graph_is_known() -> None:
     backend = FakeBackend(label="mine")
     model = model_of(lambda x: x * 2, (X,), backend=backend)
     assert graphs_of(model)[0].backend is backend
+
+
+def test_array_of_numpy_is_a_miss_that_says_how_to_give_a_tensor() -> None:
+    model = tuned(mlp(), batches(2), on_miss="error")
+    with pytest.raises(InputMismatchError, match=r"numpy\.ndarray; give a tensor: torch\.from_num"):
+        model(np.ones((2, 4), np.float32))

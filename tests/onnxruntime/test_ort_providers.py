@@ -76,12 +76,21 @@ def test_device_decides_unless_told(
     ("wanted", "device"), [(CUDA, ON_CPU), (TENSORRT, ON_CPU), (CPU, ON_CUDA), (None, "meta")]
 )
 def test_provider_of_another_device_is_refused(
-    wanted: ONNXExecutionProvider | None, device: torch.device | str
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: ONNXExecutionProvider | None,
+    device: torch.device | str,
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ProviderUnavailableError) as caught:
         resolve_provider(wanted, torch.device(device))
     assert caught.value.provider == (wanted or CPU).ort_name
     assert "device=" in str(caught.value)
+
+
+def test_provider_for_a_device_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ProviderUnavailableError, match="PyTorch sees no CUDA device here"):
+        resolve_provider(CUDA, ON_CPU)
 
 
 def test_cpu_is_always_available() -> None:

@@ -60,10 +60,12 @@ def resolve_provider(
         on_cuda = device.type == "cuda"
         wanted = ONNXExecutionProvider.CUDA if on_cuda else ONNXExecutionProvider.CPU
     if device.type != wanted.device_type:
+        step = f"tune with device={wanted.device_type!r} or choose another execution_provider"
+        if wanted.device_type == "cuda" and not torch.cuda.is_available():
+            step = "PyTorch sees no CUDA device here; choose another execution_provider"
         msg = (
             f"execution provider {wanted.ort_name} needs a device of type {wanted.device_type!r}, "
-            f"got {str(device)!r}; tune with device={wanted.device_type!r} or choose another "
-            "execution_provider"
+            f"got {str(device)!r}; {step}"
         )
         raise ProviderUnavailableError(
             msg,

@@ -158,6 +158,7 @@ class Module(nn.Module):
         on_miss: Literal["eager", "error"] = "eager",
         after_tune: Literal["keep", "offload", "release"] = "keep",
     ) -> None:
+        """Wrap a module; the arguments are described at the class."""
         # Not super().__init__(): the wrapped module is initialised, and its state is shared.
         check_on_miss(on_miss)
         check_after_tune(after_tune)

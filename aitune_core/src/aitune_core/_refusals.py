@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from aitune_core._calls import CallForm
+from aitune_core._trees import array_problem
 from aitune_core.errors import CallFormError, ConfigError, RecordingError
 from aitune_core.specs import GraphSpec
 
@@ -46,7 +47,7 @@ def check_call(
         return  # the call itself will say so
     for parameter, value in zip(call_form.parameters, values, strict=True):
         for keys, leaf in pytree.tree_flatten_with_path(value)[0]:
-            problem = _tensor_problem(leaf) if isinstance(leaf, Tensor) else _array_problem(leaf)
+            problem = _tensor_problem(leaf) if isinstance(leaf, Tensor) else array_problem(leaf)
             if problem is not None:
                 path = f"{parameter.name}{pytree.keystr(keys)}"
                 what, step = problem
@@ -65,16 +66,6 @@ def _tensor_problem(tensor: Tensor) -> tuple[str, str] | None:
     if tensor.is_quantized:
         return "a quantized tensor", "give one of floats: dequantize()"
     return None
-
-
-def _array_problem(value: object) -> tuple[str, str] | None:
-    # By what it has, since NumPy need not be installed.
-    if not hasattr(value, "__array_interface__"):
-        return None
-    what = f"a {type(value).__module__}.{type(value).__qualname__}"
-    if type(value).__name__ == "ndarray":
-        return what, "give a tensor: torch.from_numpy(array)"
-    return what, "give a tensor, or a number of Python: item()"
 
 
 def check_graph(name: str, graph: GraphSpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import traceback
 from typing import Any, Final
 
@@ -191,8 +192,8 @@ def _candidate_lines(candidate: CandidateReport) -> list[str]:
     facts = [f"built in {candidate.build_seconds:.1f} s"]
     if candidate.check is not None:
         facts.append(
-            f"largest difference {candidate.check.worst_difference:.2g} in "
-            f"{candidate.check.cases} checks"
+            f"{candidate.check.cases} checks, at most "
+            f"{math.ceil(100 * candidate.check.tolerance_share)} % of what may differ"
         )
     if candidate.measurement is not None and candidate.eager is not None:
         facts.append(

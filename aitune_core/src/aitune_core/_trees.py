@@ -27,6 +27,7 @@ __all__ = [
     "Omitted",
     "Structure",
     "TreeError",
+    "array_problem",
     "flatten",
     "hole_paths",
     "leaf_paths",
@@ -158,12 +159,28 @@ def _flatten_other(value: object, leaves: list[Tensor], path: str) -> Structure:
             "torch.utils._pytree.register_pytree_node"
         )
         raise TreeError(reason, path)
+    array = array_problem(value)
+    if array is not None:
+        what, step = array
+        reason = f"it is {what}; {step}"
+        raise TreeError(reason, path)
     reason = (
         f"{kind.__module__}.{kind.__qualname__} is neither a tensor, nor a value that compares by "
         "value, nor a container that torch's pytree knows; convert it to a tensor, or register it "
         "with torch.utils._pytree.register_pytree_node"
     )
     raise TreeError(reason, path)
+
+
+def array_problem(value: object) -> tuple[str, str] | None:
+    """Return what an array or number of NumPy is, and what to give instead; None for others."""
+    # By what it has, since NumPy need not be installed.
+    if not hasattr(value, "__array_interface__"):
+        return None
+    what = f"a {type(value).__module__}.{type(value).__qualname__}"
+    if type(value).__name__ == "ndarray":
+        return what, "give a tensor: torch.from_numpy(array)"
+    return what, "give a tensor, or a number of Python: item()"
 
 
 def _symbolic(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Structure:
