@@ -80,10 +80,11 @@ def _is_small(value: ir.Value | None, small: set[ir.Value]) -> bool:
 
 
 def _sign(tape: ir.tape.Tape, node: ir.Node) -> ir.Value:
-    (value,) = node.inputs
-    zero = tape.op("CastLike", [_constant(tape, 0), value])
-    above, below = (tape.op(name, [value, zero]) for name in ("Greater", "Less"))
-    return tape.op("Sub", [tape.op("CastLike", [side, value]) for side in (above, below)])
+    dtype = _dtype(node)
+    sides = [node.inputs[0], _constant(tape, 0, dtype)]
+    to = {"to": dtype.value}
+    ones = [tape.op("Cast", [tape.op(name, sides)], to) for name in ("Greater", "Less")]
+    return tape.op("Sub", ones)
 
 
 def _of_all(comparison: str) -> _Form:
@@ -110,7 +111,7 @@ def _unbounded_clip(tape: ir.tape.Tape, node: ir.Node) -> ir.Value | None:
     if low is not None and high is not None:
         return None
     low, high = (
-        tape.op("CastLike", [_constant(tape, infinity), value]) if bound is None else bound
+        _constant(tape, infinity, _dtype(node)) if bound is None else bound
         for bound, infinity in ((low, -np.inf), (high, np.inf))
     )
     return tape.op("Clip", [value, low, high])
@@ -146,9 +147,20 @@ def _axes(node: ir.Node) -> list[int] | None:
     return None if constant is None else list(map(int, constant.numpy()))
 
 
-def _constant(tape: ir.tape.Tape, value: float | list[int]) -> ir.Value:
-    dtype = np.float32 if isinstance(value, float) else np.int64
-    return tape.op("Constant", [], {"value": ir.tensor(np.array(value, dtype))})
+def _dtype(node: ir.Node) -> ir.DataType:
+    """Return the dtype of the first input of a node that is replaced, which is known."""
+    dtype = None if node.inputs[0] is None else node.inputs[0].dtype
+    if dtype is None:
+        msg = f"{node.op_type} has an input without a dtype"
+        raise ValueError(msg)
+    return dtype
+
+
+def _constant(
+    tape: ir.tape.Tape, value: float | list[int], dtype: ir.DataType = ir.DataType.INT64
+) -> ir.Value:
+    tensor = ir.tensor(np.array(value, dtype.numpy()), dtype)
+    return tape.op("Constant", [], {"value": tensor})
 
 
 _INTEGERS: Final[dict[str, _Form]] = {
