@@ -234,7 +234,16 @@ def test_export_that_no_exporter_can_do_keeps_the_cause(case: MakeCase) -> None:
     assert isinstance(error.__cause__, OnnxExportError)
     assert error.__cause__.__cause__ is not None
     assert error.hint is not None
-    assert "use_dynamo=False" in error.hint
+    assert "wrap a part of the module without what is named" in error.hint
+
+
+def test_module_that_looks_at_values_is_told_what_to_do_instead(case: MakeCase) -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+    with pytest.raises(OnnxExportError, match=r"Next: choose with operators \(torch\.where\)"):
+        case(Branch(), torch.randn(2, 3)).build()
 
 
 def test_missing_kernel_names_operator_and_dtype(case: MakeCase) -> None:

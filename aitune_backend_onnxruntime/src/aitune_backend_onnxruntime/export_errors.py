@@ -56,11 +56,22 @@ def export_error(plan: ExportPlan, graph: GraphSpec, error: Exception) -> OnnxEx
         )
         fact = f"the module fixes {', '.join(refused)}; "
     else:
-        other = "use_dynamo=False" if plan.exporter == "dynamo" else "use_dynamo=True"
-        hint = f"try {other}, another opset_version, or explicit dynamic_shapes"
+        hint = _hint(plan, error)
         fact = ""
     msg = f"{plan.step} (opset {plan.opset}) failed: {fact}{type(root).__name__}: {text}"
     return OnnxExportError(f"{msg}. Next: {hint}", exporter=plan.exporter, hint=hint)
+
+
+def _hint(plan: ExportPlan, error: Exception) -> str:
+    # The tracer has its turn after dynamo, unless the module looks at values.
+    if depends_on_values(error):
+        return (
+            "choose with operators (torch.where) instead of Python code, or wrap a part of the "
+            "module that does not look at values"
+        )
+    if plan.exporter == "dynamo":
+        return "wrap a part of the module without what is named, or try another opset_version"
+    return "try use_dynamo=True where that was not tried, or another opset_version"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
