@@ -92,3 +92,20 @@ def test_item_that_dynamo_follows_or_refuses_is_never_frozen() -> None:
     model = ait.Module(Net(lambda x: x * x[0].item()), strategy="first_wins")
     ait.tune(model, torch.tensor([1.0, 2.0]), on_failure="eager")
     assert model(torch.tensor([10.0, 1.0])).tolist() == [100.0, 10.0]
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: {64: 2 * x}.get(x.shape[0], x),
+        lambda x: x * 2 if x.shape[0] in {64, 65} else x,
+        lambda x: x * ([1.0] * 64 + [2.0] * 10)[x.shape[0]],
+    ],
+)
+def test_sizes_as_keys_are_refused(function: Any, dynamo: bool) -> None:
+    strategy = ait.OneBackendStrategy(("onnxruntime", {"use_dynamo": dynamo}))
+    shapes = {"x": {0: ait.DynamicDim("n", 1, 70)}}
+    model = ait.Module(Net(function), strategy=strategy, dynamic_shapes=shapes)
+    with pytest.raises(ait.TuningError):
+        ait.tune(model, torch.rand(4, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,3 +127,18 @@ def test_types_that_the_model_does_not_state_are_inferred() -> None:
     model.graph.node.insert(0, double)
     model.graph.node[1].input[0] = "twice"
     assert np.array_equal(_run(right_kernels(model), VALUES), np.sign(VALUES))
+
+
+def test_constants_in_another_file_are_not_read(tmp_path: Path) -> None:
+    limits = np.arange(400).reshape(100, 4)
+    path = tmp_path / "model.onnx"
+    onnx.save_model(
+        _model("Max", limits),
+        path,
+        save_as_external_data=True,
+        location="weights",
+        size_threshold=9,
+    )
+    right = right_kernels(onnx.load(path, load_external_data=False))
+    onnx.load_external_data_for_model(right, str(tmp_path))
+    assert np.array_equal(_run(right, VALUES[:1]), np.maximum(VALUES[:1], limits))

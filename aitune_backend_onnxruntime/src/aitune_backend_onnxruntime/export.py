@@ -74,6 +74,9 @@ _FROZEN_VALUES: Final = (
     "results are registered",
 )
 
+#: What Python raises where sizes that are followed are used as keys, names or words.
+_OF_SIZES: Final = (LookupError, AttributeError, TypeError, ValueError)
+
 #: Part of the tracer's warnings about numbers and branches that follow from sizes or values.
 _DECIDED: Final = "might cause the trace to be incorrect"
 
@@ -124,7 +127,7 @@ def export_plans(config: ONNXRuntimeBackendConfig, graph: GraphSpec) -> tuple[Ex
     if not config.use_dynamo:
         return (tracer,)
     ways: tuple[Shapes, ...] = ("static",)
-    if any(varying_axes(spec) for spec in graph.inputs):
+    if _varies(graph):
         ways = ("dynamic", "auto")
     names = {
         "static": "export with dynamo",
@@ -319,15 +322,19 @@ def _check_trace(
         return trace_conditions(request.module, inputs, request.graph)
     except Exception as error:  # noqa: BLE001 - of every kind: the module runs without data
         decided = next((message for message in messages if _DECIDED in message), None)
-        if decided is None:
+        if decided is None and (not isinstance(error, _OF_SIZES) or not _varies(request.graph)):
             # No Python code chose between branches or made numbers: there is nothing to freeze.
             return ()
         reason = str(error).partition("\n")[0] or type(error).__name__
         msg = (
             "the module's Python code depends on values, or on sizes in a way that cannot be "
-            f"followed ({reason}), which a trace freezes: {decided}"
+            f"followed ({reason}), which a trace freezes" + (f": {decided}" if decided else "")
         )
         raise ValueError(msg) from None
+
+
+def _varies(graph: GraphSpec) -> bool:
+    return any(varying_axes(spec) for spec in graph.inputs)
 
 
 def _finish(path: Path) -> None:
