@@ -66,6 +66,10 @@ def test_condition_without_a_value_is_not_met(text: str) -> None:
         "pow(n, 9) > 1",
         "max(*n) > 1",
         "round(n, ndigits=1) == 1",
+        "max(n) > 1",
+        "min() > 1",
+        "int() == n",
+        "floor(n, 2) > 1",
         "n in (1, 2)",
         "n is 1",
         "n & 1 == 0",
@@ -92,6 +96,10 @@ def test_no_text_does_worse_than_be_refused(text: str) -> None:
     except ConfigError:
         return
     assert condition.holds(dict.fromkeys(condition.dims, 3)) in {True, False}
+
+
+def test_expression_without_a_number_for_a_value_is_not_met() -> None:
+    assert not SizeCondition("(0 - n) ** 0.5 > 1").holds({"n": 3})
 
 
 def test_definition_names_its_dim_and_gives_its_size() -> None:

@@ -197,6 +197,14 @@ def test_unknown_strategy_error_lists_names() -> None:
     assert "did you mean" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", [None, 3, []])
+def test_name_of_another_type_is_unknown(name: Any) -> None:
+    with pytest.raises(UnknownStrategyError, match="known: first_wins, one_backend"):
+        empty_registry().strategy(name)
+    with pytest.raises(UnknownBackendError, match="unknown backend"):
+        empty_registry().backend_class(name)
+
+
 def test_unknown_name_that_is_nearly_a_known_one_is_corrected() -> None:
     with pytest.raises(UnknownStrategyError, match="did you mean 'first_wins'"):
         empty_registry().strategy("fist_wins")

@@ -96,7 +96,18 @@ def test_slower_candidates_may_be_allowed() -> None:
 
 @pytest.mark.parametrize(
     "backends",
-    ["onnxruntime", A, [], [FakeBackend], [None], [("fake",)], [("fake", {}, 1)], [(1, {})], [3]],
+    [
+        "onnxruntime",
+        A,
+        [],
+        [FakeBackend],
+        [None],
+        [("fake",)],
+        [("fake", {}, 1)],
+        [(1, {})],
+        [3],
+        0,
+    ],
 )
 def test_candidates_of_other_types_are_refused(backends: Any) -> None:
     with pytest.raises(ConfigError) as caught:

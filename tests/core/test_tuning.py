@@ -98,6 +98,11 @@ def test_max_calls_bounds_an_endless_source() -> None:
     assert module.graphs[0].samples == 3
 
 
+def test_max_calls_may_be_any_whole_number() -> None:
+    (module,) = tune_on_cpu(wrapped(), batches(2, 3), max_calls=2**70).modules
+    assert module.graphs[0].samples == 2
+
+
 def test_dry_run_records_and_changes_nothing(cache_dir: Path) -> None:
     backend = FakeBackend()
     model = wrapped(strategy=OneBackendStrategy(backend))
@@ -130,6 +135,7 @@ def test_calls_that_reach_no_wrapped_module_are_an_error() -> None:
         ({"device": "meta"}, "device"),
         ({"device": 1.5}, "device"),
         ({"device": "cuda:99"}, "device"),
+        ({"device": 2**70}, "device"),
         ({"batch_sizes": [0]}, "batch_sizes"),
         ({"batch_sizes": 8}, "batch_sizes"),
         ({"batch_sizes": "8"}, "batch_sizes"),

@@ -21,6 +21,7 @@ import torch.onnx._internal.exporter._registration
 from torch import Tensor, nn
 
 import aitune_core as ait
+from aitune_core._precision import full_float32
 from aitune_core._trees import TreeError, flatten
 
 Tune = Callable[..., "Tuned"]
@@ -124,14 +125,14 @@ class Tuned:
     def expected(self, *args: Any, **kwargs: Any) -> Any:
         """Return eager's result for copies of the arguments."""
         args, kwargs = placed((args, kwargs))
-        with torch.no_grad():
+        with torch.no_grad(), full_float32():
             return self.eager(*args, **kwargs)
 
     def same(self, *args: Any, **kwargs: Any) -> Any:
         """Check that a call gives and does what eager does, on an engine; returns its result."""
         before = self.eager_calls
         theirs, ours = placed((args, kwargs)), placed((args, kwargs))
-        with torch.no_grad():
+        with torch.no_grad(), full_float32():
             expected = self.eager(*theirs[0], **theirs[1])
         got = self.model(*ours[0], **ours[1])
         assert self.eager_calls == before, "the call ran eagerly"

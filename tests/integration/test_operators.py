@@ -72,6 +72,26 @@ def test_row_of_a_mask_that_hides_everything(tune: Tune) -> None:
     assert _right_or_refused(tune, Calls(attend), [call(2), call(4)], [call(3)])
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_row_that_the_lowest_number_hides_is_a_mean(tune: Tune, share: float) -> None:
+    def attend(x: Tensor, padding: Tensor) -> Tensor:
+        hidden = torch.finfo(x.dtype).min * share
+        mask = torch.where(padding[:, None, None] > 0, hidden, x.sum(-1)[:, :, None])
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    def call(rows: int, hidden: int) -> tuple[Tensor, ...]:
+        padding = torch.zeros(rows, 5, dtype=torch.int64)
+        padding[:hidden] = 1
+        return torch.randn(rows, 2, 5, 4), padding
+
+    tuned = tune(Calls(attend), [call(2, 0), call(4, 0)])
+    for hidden in (0, 1, 3):
+        tuned.same(*call(3, hidden))
+    x, padding = call(2, 2)
+    result = tuned.same(x, padding).cpu()
+    torch.testing.assert_close(result, x.mean(2, keepdim=True).expand_as(x))
+
+
 def test_one_head_of_keys_and_values_serves_all_queries(tune: Tune) -> None:
     class OneHead(nn.Module):
         def forward(self, q: Tensor, kv: Tensor) -> Tensor:

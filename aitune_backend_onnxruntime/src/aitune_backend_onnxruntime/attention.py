@@ -36,6 +36,7 @@ def plain_attention() -> Iterator[None]:
       Which one it is becomes a condition on that size.
     - One head of keys and values that serves all queries is expanded, and so is one row of a mask:
       ONNX has no broadcast there.
+    - Rows that a mask hides with the lowest number are not hidden quite as much.
     """
     with (
         replaced_here(torch.backends.mha, "get_fastpath_enabled", _never),
@@ -75,7 +76,7 @@ def _attention() -> Any:  # noqa: ANN401 - torch's function has no type of its o
     ) -> Any:  # noqa: ANN401
         key, value = (_for_heads(query, part) for part in (key, value))
         if attn_mask is not None:
-            attn_mask = _for_queries(query, attn_mask)
+            attn_mask = _short_of_hidden(_for_queries(query, attn_mask))
         return fused(query, key, value, attn_mask, dropout_p, bool(is_causal), **others)
 
     return attention
@@ -86,6 +87,19 @@ def _for_queries(query: Tensor, mask: Tensor) -> Tensor:
     if mask.dim() < _MASK_RANK or type(mask.shape[-2]) is not int or mask.shape[-2] != 1:
         return mask
     return mask.expand(*mask.shape[:-2], query.shape[-2], mask.shape[-1])
+
+
+def _short_of_hidden(mask: Tensor) -> Tensor:
+    # Rows of nothing but the lowest number give zeros in ONNX Runtime, and a mean in torch.
+    if not mask.is_floating_point():
+        return mask
+    numbers = torch.finfo(mask.dtype)
+    power = numbers.max / (2 - numbers.eps)
+    lowest, next_to_it = (
+        torch.full((), number, dtype=mask.dtype, device=mask.device)
+        for number in (numbers.min, numbers.min + numbers.eps * power)
+    )
+    return torch.where(mask == lowest, next_to_it, mask)
 
 
 def _for_heads(query: Tensor, part: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +18,11 @@ _LARGEST_SIZE = 2**20
 _LARGEST_DENOMINATOR = 10_000
 #: Batch and channels come before the sizes.
 _LEADING = 2
+#: Sizes of an image.
+_IMAGE = 2
+
+#: An old size, a new one, and the factor between them where torch heeds it.
+_Way: TypeAlias = tuple[Any, Any, float | None]
 
 
 def interpolate(  # noqa: PLR0913, PLR0917 - as torch's
@@ -54,19 +60,43 @@ def interpolate(  # noqa: PLR0913, PLR0917 - as torch's
         if not recompute_scale_factor:
             factors = [float(number) for number in numbers]
         numbers = [_scaled(old, number) for old, number in zip(olds, numbers, strict=True)]
-    ways = list(zip(olds, numbers, factors, strict=True))
+    ways: list[_Way] = list(zip(olds, numbers, factors, strict=True))
     return _nearest(input, ways, exact=mode == "nearest-exact")
 
 
-def _nearest(input: Tensor, ways: list[tuple[Any, Any, float | None]], *, exact: bool) -> Any:  # noqa: A002, ANN401
+def _nearest(input: Tensor, ways: list[_Way], *, exact: bool) -> Any:  # noqa: A002, ANN401
     """Take the nearest neighbours along axes with an old size, a new one and perhaps a factor."""
     if not exact and all(_is_whole(*way) for way in ways):
         return NotImplemented
-    for axis, (old, new, factor) in enumerate(ways, _LEADING):
+    steps = _steps(ways, input.device, exact=exact)
+    for axis, ((old, new, factor), step) in enumerate(zip(ways, steps, strict=True), _LEADING):
         if factor is not None or not _is_same(old, new):
-            places = _sources(old, new, factor, exact=exact, device=input.device)
+            places = _sources(old, new, step, exact=exact)
             input = input.index_select(axis, places)  # noqa: A001
     return input
+
+
+def _steps(ways: list[_Way], device: torch.device, *, exact: bool) -> list[Tensor]:
+    """Return how far apart the sources of neighbours are along each axis, as torch's kernels do.
+
+    The kernels for images have forms of their own that do not heed factors: on the CPU for axes of
+    the same size or twice that, on CUDA for images of the same size.
+    """
+    sizes = [[_number(size, device) for size in (old, new)] for old, new, _ in ways]
+    ratios = [before / after for before, after in sizes]
+    if len(ways) != _IMAGE:
+        special: list[Tensor | bool] = [False] * len(ways)
+    elif device.type == "cuda":
+        special = [functools.reduce(torch.logical_and, [one == other for one, other in sizes])] * 2
+    else:
+        special = [(after == before) | (after == 2 * before) for before, after in sizes]
+    if exact and device.type != "cuda":
+        special = [False] * len(ways)
+    steps = []
+    for (_, _, factor), ratio, own in zip(ways, ratios, special, strict=True):
+        step = ratio if factor is None else torch.full_like(ratio, 1 / factor)
+        steps.append(torch.where(own, ratio, step) if isinstance(own, Tensor) else step)
+    return steps
 
 
 def _scaled(old: Any, factor: float) -> Any:  # noqa: ANN401
@@ -106,24 +136,10 @@ def _is_same(old: Any, new: Any) -> bool:  # noqa: ANN401
     return type(old) is int and type(new) is int and old == new
 
 
-def _sources(
-    old: Any,  # noqa: ANN401
-    new: Any,  # noqa: ANN401
-    factor: float | None,
-    *,
-    exact: bool,
-    device: torch.device,
-) -> Tensor:
+def _sources(old: Any, new: Any, step: Tensor, *, exact: bool) -> Tensor:  # noqa: ANN401
     """Return the source of each element, computed in float32 as torch's kernels do."""
-    before, after = (_number(size, device) for size in (old, new))
-    places = torch.arange(new, device=device).to(torch.float32)
-    step = before / after
-    if factor is not None and not exact and device.type == "cpu":
-        # These two sizes have a form of their own there, whatever the factor is.
-        special = (after == before) | (after == 2 * before)
-        step = torch.where(special, step, 1 / factor)
-    elif factor is not None:
-        step = torch.full_like(step, 1 / factor)
+    before = _number(old, step.device)
+    places = torch.arange(new, device=step.device).to(torch.float32)
     if exact:
         places = places + 0.5
     sources = torch.floor(places * step)

@@ -54,9 +54,12 @@ def _replacements() -> Iterable[tuple[tuple[Any, ...], Callable[..., Any]]]:
     yield (functional.logsigmoid,), stable.log_sigmoid
     yield (functional.binary_cross_entropy_with_logits,), stable.cross_entropy_with_logits
     yield (torch.log1p, torch.special.log1p, tensor.log1p), stable.log1p
+    yield (torch.expm1, torch.special.expm1, tensor.expm1), stable.expm1
     yield (torch.logaddexp, tensor.logaddexp), stable.log_add_exp
     yield (torch.atan2, torch.arctan2, tensor.atan2, tensor.arctan2), stable.atan2
     yield (tensor.atan2_, tensor.arctan2_), _in_place(stable.atan2)
+    yield (tensor.expm1_,), _in_place(stable.expm1)
+    yield (tensor.log1p_,), _in_place(stable.log1p)
     yield (functional.interpolate,), interpolation.interpolate
 
     yield (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["atan2", "cross_entropy_with_logits", "log1p", "log_add_exp", "log_sigmoid"]
+__all__ = ["atan2", "cross_entropy_with_logits", "expm1", "log1p", "log_add_exp", "log_sigmoid"]
 
 
 def log1p(value: Tensor) -> Any:  # noqa: ANN401
@@ -21,6 +21,19 @@ def log1p(value: Tensor) -> Any:  # noqa: ANN401
     # What was lost in the sum is made up for by the share of it that was kept.
     share = torch.where((step == 0) | torch.isinf(step), 1.0, wide / step)
     return torch.where(step == 0, wide, torch.log(total) * share).to(value.dtype)
+
+
+def expm1(value: Tensor) -> Any:  # noqa: ANN401
+    """Return what ``torch.expm1`` does; exporters subtract 1, at which small numbers are lost."""
+    if not value.is_floating_point():
+        return NotImplemented
+    wide = value if value.dtype == torch.float64 else value.to(torch.float32)
+    power = torch.exp(wide)
+    step = power - 1
+    # Near 1, the logarithm of the rounded power tells which number the step is right for.
+    near = (torch.abs(wide) < 1) & (step != 0)
+    share = torch.where(near, wide / torch.log(torch.where(near, power, 2.0)), 1.0)
+    return torch.where(step == 0, wide, step * share).to(value.dtype)
 
 
 def log_sigmoid(value: Tensor) -> Any:  # noqa: ANN401

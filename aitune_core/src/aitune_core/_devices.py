@@ -31,7 +31,7 @@ def known_device(device: torch.device | str) -> torch.device:
     """
     try:
         found = torch.device(device)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         found = None
     if found is None or found.type not in _KINDS:
         msg = f"device must be 'cpu', 'cuda' or one such as 'cuda:1', got {device!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -40,7 +41,9 @@ def calls_of(input_data: object, max_calls: int | None) -> Iterator[Call]:
             f"got {type(input_data).__name__}"
         )
         raise ConfigError(msg, field="input_data", value=input_data, allowed="calls")
-    for element in itertools.islice(elements, max_calls):
+    for element in itertools.islice(
+        elements, None if max_calls is None else min(max_calls, sys.maxsize)
+    ):
         yield _call_of(element)
 
 

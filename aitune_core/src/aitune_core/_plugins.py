@@ -262,16 +262,16 @@ class PluginRegistry:
     def _source(
         self,
         table: Mapping[str, list[_Source]],
-        name: str,
+        name: Any,  # noqa: ANN401 - what the user gave
         kind: str,
         error: type[UnknownBackendError | UnknownStrategyError],
     ) -> _Source:
-        sources = table.get(name)
+        sources = table.get(name) if isinstance(name, str) else None
         if not sources:
             known = sorted(table)
             msg = (
                 f"unknown {kind} {name!r}; known: {', '.join(known) or 'none'}"
-                + _suggestion(name, known)
+                + _suggestion(str(name), known)
                 + self._failure_text()
             )
             raise error(

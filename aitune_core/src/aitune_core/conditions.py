@@ -107,7 +107,7 @@ class SizeCondition:
         """
         try:
             return bool(self._evaluate(sizes))
-        except (ArithmeticError, ValueError):
+        except (ArithmeticError, TypeError, ValueError):
             return False
 
     @functools.cached_property
@@ -188,7 +188,8 @@ def _operands(node: ast.AST) -> list[ast.expr] | None:  # noqa: PLR0911 - one pe
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return [test, body, orelse]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            return args
+            # Of one number there is no largest.
+            return args if (len(args) > 1 if name in {"max", "min"} else len(args) == 1) else None
     return None
 
 

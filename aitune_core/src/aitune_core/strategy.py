@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import attrs
@@ -150,7 +150,7 @@ class Strategy(ABC):
 
 
 def _checked_sources(backends: Any) -> tuple[BackendSource, ...]:  # noqa: ANN401
-    if isinstance(backends, str | Backend):
+    if isinstance(backends, str | Backend) or not isinstance(backends, Iterable):
         msg = (
             f"backends must be a sequence of backends or names, got {backends!r}; put it in a list"
         )
