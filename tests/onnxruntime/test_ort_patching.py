@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.onnx._internal.exporter import _capture_strategies
 
 import aitune_core as ait
-from aitune_backend_onnxruntime.patching import confined_to_this_thread, replaced_here
+from aitune_backend_onnxruntime.patching import (
+    captured_by_running,
+    confined_to_this_thread,
+    replaced_here,
+)
 
 
 def elsewhere(function: Callable[[], object]) -> object:
@@ -122,3 +127,14 @@ def test_modules_of_other_threads_work_during_an_export(
         worker.join()
     assert problems == []
     assert rounds > 0
+
+
+def test_module_that_cannot_be_captured_by_running_it_is_not_captured_by_its_bytecode() -> None:
+    def captured() -> bool:
+        strategy = _capture_strategies.TorchExportStrictStrategy()
+        return strategy(nn.Linear(2, 3), (torch.ones(1, 2),), None, None).success
+
+    with captured_by_running():
+        assert not captured()
+        assert elsewhere(captured)
+    assert captured()

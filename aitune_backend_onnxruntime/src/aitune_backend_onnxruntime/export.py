@@ -25,7 +25,7 @@ from aitune_backend_onnxruntime.indexing import untraceable_indexing
 from aitune_backend_onnxruntime.kernels import right_kernels
 from aitune_backend_onnxruntime.model_file import read_model
 from aitune_backend_onnxruntime.operators import ExactOperators
-from aitune_backend_onnxruntime.patching import confined_to_this_thread
+from aitune_backend_onnxruntime.patching import captured_by_running, confined_to_this_thread
 from aitune_backend_onnxruntime.quiet import quiet_export
 from aitune_backend_onnxruntime.reads import hidden_reads, reads
 from aitune_backend_onnxruntime.rotary import broadcast_rotary_caches
@@ -192,6 +192,7 @@ def _exporting() -> Iterator[None]:
         _ONE_EXPORT,
         quiet_export(),
         confined_to_this_thread(),
+        captured_by_running(),
         plain_attention(),
         plain_weight_norm(),
         exact_constants(),

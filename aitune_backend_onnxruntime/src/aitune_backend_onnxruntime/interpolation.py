@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -79,23 +78,21 @@ def _nearest(input: Tensor, ways: list[_Way], *, exact: bool) -> Any:  # noqa: A
 def _steps(ways: list[_Way], device: torch.device, *, exact: bool) -> list[Tensor]:
     """Return how far apart the sources of neighbours are along each axis, as torch's kernels do.
 
-    The kernels for images have forms of their own that do not heed factors: on the CPU for axes of
-    the same size or twice that, on CUDA for images of the same size.
+    The kernels for images have forms of their own that do not heed factors: along axes whose size
+    stays, and on the CPU along those whose size doubles, but not for the exact mode there.
     """
-    sizes = [[_number(size, device) for size in (old, new)] for old, new, _ in ways]
-    ratios = [before / after for before, after in sizes]
-    if len(ways) != _IMAGE:
-        special: list[Tensor | bool] = [False] * len(ways)
-    elif device.type == "cuda":
-        special = [functools.reduce(torch.logical_and, [one == other for one, other in sizes])] * 2
-    else:
-        special = [(after == before) | (after == 2 * before) for before, after in sizes]
-    if exact and device.type != "cuda":
-        special = [False] * len(ways)
+    own_form = len(ways) == _IMAGE and (device.type == "cuda" or not exact)
     steps = []
-    for (_, _, factor), ratio, own in zip(ways, ratios, special, strict=True):
+    for old, new, factor in ways:
+        before, after = (_number(size, device) for size in (old, new))
+        ratio = before / after
         step = ratio if factor is None else torch.full_like(ratio, 1 / factor)
-        steps.append(torch.where(own, ratio, step) if isinstance(own, Tensor) else step)
+        if own_form:
+            kept = after == before
+            if device.type != "cuda":
+                kept = kept | (after == 2 * before)
+            step = torch.where(kept, ratio, step)
+        steps.append(step)
     return steps
 
 

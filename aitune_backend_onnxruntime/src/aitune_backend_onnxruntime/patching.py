@@ -6,16 +6,17 @@ import contextlib
 import functools
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
 import torch
 from torch.fx import _symbolic_trace
+from torch.onnx._internal.exporter import _capture_strategies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["confined_to_this_thread", "replaced_here"]
+__all__ = ["captured_by_running", "confined_to_this_thread", "replaced_here"]
 
 
 @contextmanager
@@ -58,6 +59,22 @@ def confined_to_this_thread() -> Iterator[None]:
             outside = functools.partial(bool, real())
             stack.enter_context(mock.patch.object(torch.compiler, name, _here(real, outside)))
         yield
+
+
+@contextmanager
+def captured_by_running() -> Iterator[None]:
+    """Keep PyTorch's exporter from following bytecode where running a module was refused.
+
+    Of bytecode it follows NumPy, too, by tensors of its own, so that what our forms of operators
+    refuse is lost.
+    """
+    with replaced_here(_capture_strategies.TorchExportStrictStrategy, "_capture", _not_captured):
+        yield
+
+
+def _not_captured(*_: object) -> NoReturn:
+    msg = "only running the module captures it"
+    raise RuntimeError(msg)
 
 
 def _here(own: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:

@@ -299,6 +299,9 @@ def _tuned_graph(  # noqa: PLR0913
     path: Path,
 ) -> TunedGraph:
     name, distribution = entry["backend"], entry["distribution"]
+    if not isinstance(name, str):
+        msg = f"the name of a backend must be a string, got {name!r:.80}"
+        raise CheckpointFormatError(msg, expected="a string", got=name)
     try:
         backend = registry.backend(name, **entry["config"])
     except (UnknownBackendError, BackendUnavailableError) as error:
