@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ X = torch.tensor([1.0, -2.0, 0.0])
 
 def changed(*inputs: Tensor) -> dict[str, tuple[Tensor, ...]]:
     (graph,) = recorded(lambda *xs: xs[0], inputs)
-    return dict(extreme_inputs(graph.spec, inputs))
+    return {label: values for label, values, _ in extreme_inputs(graph.spec, inputs)}
 
 
 def test_floats_are_scaled_negated_and_zeroed() -> None:
@@ -45,7 +46,7 @@ def test_integers_stay_and_masks_are_all_hidden_and_all_shown() -> None:
 def test_numbers_that_are_inputs_stay() -> None:
     (graph,) = recorded(lambda x, t: x * t, (X, 1.0), (X, 2.0))
     (first, *_) = graph.samples
-    assert all(values[1].item() == 1.0 for _, values in extreme_inputs(graph.spec, first))
+    assert all(values[1].item() == 1.0 for _, values, _ in extreme_inputs(graph.spec, first))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_indices_made_of_values_are_found(
 
 def test_outputs_that_hang_on_rounding_may_move_and_others_may_not() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return x * 2, (x * 1e6).sin(), torch.zeros_like(x).add(x * 0).argsort()
+        return x * 2, (x * 1e6).sin(), x.argsort()
 
     (graph,) = recorded(function, (X,))
     calm, wild, order = nudged(graph.spec, [X], lambda inputs: function(*inputs))
@@ -75,8 +76,34 @@ def test_outputs_that_hang_on_rounding_may_move_and_others_may_not() -> None:
     assert order == 0.0
 
 
-def test_order_of_equal_values_may_change() -> None:
-    (graph,) = recorded(lambda x: x.argsort(), (torch.zeros(4),))
-    assert nudged(graph.spec, [torch.zeros(4)], lambda inputs: (inputs[0].argsort(),)) == [
-        float("inf")
-    ]
+def test_scale_is_how_much_larger_values_are() -> None:
+    (graph,) = recorded(lambda x: x, (X,))
+    assert [scale for *_, scale in extreme_inputs(graph.spec, (X,))] == [30.0, 1000.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "ties"),
+    [
+        (lambda x: x.argsort(), True),
+        (lambda x: x.sort(descending=True).values, True),
+        (lambda x: x[None, :].topk(2, dim=1).indices, True),
+        (lambda x: x[:, None].topk(1, 0).indices, True),
+        (lambda x: x[:, None].topk(1, 1).indices, False),
+        (lambda x: torch.sort(x, stable=True).indices, False),
+        (lambda x: x.argmax(), False),
+        (lambda x: x.sum().sort().values, False),
+    ],
+)
+def test_sorted_equal_values_may_change_all_outputs(
+    function: Callable[[Tensor], Tensor], ties: bool
+) -> None:
+    values = torch.tensor([2.0, 7.0, 7.0, 1.0])
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return function(x), x + 1
+
+    (graph,) = recorded(both, (values,))
+    shares = nudged(graph.spec, [values], lambda inputs: both(*inputs))
+    assert (shares == [math.inf, math.inf]) is ties
+    distinct = torch.tensor([2.0, 7.0, 8.0, 1.0])
+    assert max(nudged(graph.spec, [distinct], lambda inputs: both(*inputs))) < 1e-4

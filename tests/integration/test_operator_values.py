@@ -171,6 +171,33 @@ def test_nearest_interpolation_by_a_factor(mode: str, options: Any, dynamo: bool
         assert torch.equal(model(x, x), function(x, x)), size
 
 
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda scores: scores.sigmoid().topk(5),
+        lambda scores: scores.softmax(-1).topk(5),
+        lambda scores: scores.sigmoid().sort().values,
+        lambda scores: scores.gather(1, scores.sigmoid().topk(3).indices),
+    ],
+)
+def test_order_of_scores_that_become_equal_is_not_compared(function: Any, dynamo: bool) -> None:
+    def ordered(x: Tensor, _: Tensor) -> Any:
+        return function(x)
+
+    scores = torch.linspace(-3, 3, 60).reshape(3, 20)[:, torch.randperm(20)]
+    got = tuned(ordered, dynamo, (scores, scores))(scores * 0.9, scores)
+    torch.testing.assert_close(got, function(scores * 0.9))
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_silu_is_right_at_large_values(seed: int, dynamo: bool) -> None:
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(seed))
+    model = tuned(lambda x, _: functional.silu(x), dynamo, (x, x))
+    torch.testing.assert_close(model(x * 30, x), functional.silu(x * 30), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 @pytest.mark.parametrize("sizes", [(9,), (4, 9), (4, 48), (3, 4, 9)])
 @pytest.mark.parametrize("factor", [1.1, 2.1, 1.04])

@@ -73,6 +73,26 @@ def test_row_of_a_mask_that_hides_everything(tune: Tune) -> None:
     assert _right_or_refused(tune, Calls(attend), [call(2), call(4)], [call(3)])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"use_dynamo": True}, {"use_dynamo": True, "opset_version": 20}, {"use_dynamo": False}],
+    ids=["opset 23", "opset 20", "tracer"],
+)
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3), (2, 2, 3)], ids=len)
+def test_row_that_infinities_hide_is_zero(
+    tune: Tune, leading: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    def attend(x: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    x, mask = torch.randn(*leading, 5, 4), torch.randn(5, 5)
+    tuned = tune(Calls(attend), [(x, mask)], options=options)
+    mask[1, 3] = mask[2] = -torch.inf
+    result = tuned.same(x, mask)
+    assert not result[..., 2, :].any()
+    assert result.isfinite().all()
+
+
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_row_that_the_lowest_number_hides_is_a_mean(tune: Tune, share: float) -> None:
     def attend(x: Tensor, padding: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.onnx._internal.exporter import _capture_strategies
 
 import aitune_core as ait
 from aitune_backend_onnxruntime.patching import (
-    captured_by_running,
+    bytecode_followed_unless,
     confined_to_this_thread,
     replaced_here,
 )
@@ -129,12 +129,14 @@ def test_modules_of_other_threads_work_during_an_export(
     assert rounds > 0
 
 
-def test_module_that_cannot_be_captured_by_running_it_is_not_captured_by_its_bytecode() -> None:
-    def captured() -> bool:
+def test_bytecode_is_followed_unless_an_operator_was_refused() -> None:
+    def followed() -> bool:
         strategy = _capture_strategies.TorchExportStrictStrategy()
         return strategy(nn.Linear(2, 3), (torch.ones(1, 2),), None, None).success
 
-    with captured_by_running():
-        assert not captured()
-        assert elsewhere(captured)
-    assert captured()
+    with bytecode_followed_unless(lambda: True):
+        assert not followed()
+        assert elsewhere(followed)
+    with bytecode_followed_unless(lambda: False):
+        assert followed()
+    assert followed()

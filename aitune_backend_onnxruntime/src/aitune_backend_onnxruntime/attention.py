@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["plain_attention"]
+__all__ = ["ATTENTION_OPSET", "plain_attention"]
+
+#: From this opset on, ONNX has attention as an operator.
+ATTENTION_OPSET: Final = 23
 
 #: Batch, heads, length, width.
 _RANK: Final = 4
@@ -26,7 +29,7 @@ _MASK_RANK: Final = 2
 
 
 @contextmanager
-def plain_attention() -> Iterator[None]:
+def plain_attention(*, operator: bool) -> Iterator[None]:
     """Make attention and ``nn.Transformer`` exportable, with the same results.
 
     - The fused eager path of ``nn.TransformerEncoderLayer`` has no ONNX form.
@@ -37,11 +40,16 @@ def plain_attention() -> Iterator[None]:
     - One head of keys and values that serves all queries is expanded, and so is one row of a mask:
       ONNX has no broadcast there.
     - Rows that a mask hides with the lowest number are not hidden quite as much.
+    - Rows that a mask hides with infinities give zeros, where the exporter writes no operator for
+      attention but its parts.
+
+    Args:
+        operator: Whether the exporter has an operator for it.
     """
     with (
         replaced_here(torch.backends.mha, "get_fastpath_enabled", _never),
         replaced_here(transformer, "_detect_is_causal_mask", _declared_causal),
-        replaced_here(functional, "scaled_dot_product_attention", _attention()),
+        replaced_here(functional, "scaled_dot_product_attention", _attention(operator=operator)),
     ):
         yield
 
@@ -60,7 +68,7 @@ def _declared_causal(
     return is_causal is True
 
 
-def _attention() -> Any:  # noqa: ANN401 - torch's function has no type of its own
+def _attention(*, operator: bool) -> Any:  # noqa: ANN401 - torch's function has no type of its own
     """Return torch's attention in a form that exports where ``is_causal`` or heads hinder."""
     fused: Any = functional.scaled_dot_product_attention
 
@@ -77,7 +85,12 @@ def _attention() -> Any:  # noqa: ANN401 - torch's function has no type of its o
         key, value = (_for_heads(query, part) for part in (key, value))
         if attn_mask is not None:
             attn_mask = _short_of_hidden(_for_queries(query, attn_mask))
-        return fused(query, key, value, attn_mask, dropout_p, bool(is_causal), **others)
+        result = fused(query, key, value, attn_mask, dropout_p, bool(is_causal), **others)
+        if attn_mask is None or not attn_mask.is_floating_point():
+            return result
+        if operator and query.dim() == _RANK:
+            return result
+        return torch.where((attn_mask == -torch.inf).all(-1, keepdim=True), 0.0, result)
 
     return attention
 

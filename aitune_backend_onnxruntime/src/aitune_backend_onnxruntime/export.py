@@ -16,7 +16,7 @@ import onnx
 import torch
 from torch import nn
 
-from aitune_backend_onnxruntime.attention import plain_attention
+from aitune_backend_onnxruntime.attention import ATTENTION_OPSET, plain_attention
 from aitune_backend_onnxruntime.config import TRACER_OPSETS
 from aitune_backend_onnxruntime.constants import exact_constants
 from aitune_backend_onnxruntime.export_errors import export_error
@@ -25,7 +25,7 @@ from aitune_backend_onnxruntime.indexing import untraceable_indexing
 from aitune_backend_onnxruntime.kernels import right_kernels
 from aitune_backend_onnxruntime.model_file import read_model
 from aitune_backend_onnxruntime.operators import ExactOperators
-from aitune_backend_onnxruntime.patching import captured_by_running, confined_to_this_thread
+from aitune_backend_onnxruntime.patching import bytecode_followed_unless, confined_to_this_thread
 from aitune_backend_onnxruntime.quiet import quiet_export
 from aitune_backend_onnxruntime.reads import hidden_reads, reads
 from aitune_backend_onnxruntime.rotary import broadcast_rotary_caches
@@ -168,7 +168,7 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
     folder = Path(tempfile.mkdtemp(prefix="export-", dir=request.work_dir))
     conditions: tuple[SizeCondition, ...] = ()
     try:
-        with _exporting(), torch.no_grad():
+        with _exporting(plan), torch.no_grad():
             if plan.exporter == "dynamo":
                 conditions = _export_with_dynamo(plan, request, inputs, folder / MODEL_FILE)
             else:
@@ -186,17 +186,21 @@ def export(plan: ExportPlan, request: BuildRequest, inputs: Sequence[Tensor]) ->
 
 
 @contextmanager
-def _exporting() -> Iterator[None]:
+def _exporting(plan: ExportPlan | None = None) -> Iterator[None]:
     """Prepare PyTorch for an export in this thread."""
     with (
         _ONE_EXPORT,
         quiet_export(),
         confined_to_this_thread(),
-        captured_by_running(),
-        plain_attention(),
+        plain_attention(
+            operator=plan is not None
+            and plan.exporter == "dynamo"
+            and plan.opset >= ATTENTION_OPSET
+        ),
         plain_weight_norm(),
         exact_constants(),
-        ExactOperators(),
+        ExactOperators() as operators,
+        bytecode_followed_unless(lambda: operators.refused),
     ):
         yield
 

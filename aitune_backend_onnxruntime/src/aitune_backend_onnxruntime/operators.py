@@ -22,10 +22,14 @@ class ExactOperators(TorchFunctionMode):
     A form that does not take the arguments of a call gives ``NotImplemented``, and the function
     itself runs. Forms run outside the mode, and so do the insides of torch's Python functions:
     ones that call a replaced function need a form of their own.
+
+    Attributes:
+        refused: Whether a form raised because no export would be right.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.refused = False
         self._forms = {
             function: form
             for functions, form in _replacements()
@@ -43,7 +47,11 @@ class ExactOperators(TorchFunctionMode):
         kwargs = kwargs or {}
         form = self._forms.get(func) if kwargs.get("out") is None else None
         if form is not None:
-            result = form(*args, **kwargs)
+            try:
+                result = form(*args, **kwargs)
+            except ValueError:
+                self.refused = True
+                raise
             if result is not NotImplemented:
                 return result
         return func(*args, **kwargs)

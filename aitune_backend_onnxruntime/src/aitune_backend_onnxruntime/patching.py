@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -16,7 +16,7 @@ from torch.onnx._internal.exporter import _capture_strategies
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["captured_by_running", "confined_to_this_thread", "replaced_here"]
+__all__ = ["bytecode_followed_unless", "confined_to_this_thread", "replaced_here"]
 
 
 @contextmanager
@@ -62,19 +62,23 @@ def confined_to_this_thread() -> Iterator[None]:
 
 
 @contextmanager
-def captured_by_running() -> Iterator[None]:
-    """Keep PyTorch's exporter from following bytecode where running a module was refused.
+def bytecode_followed_unless(refused: Callable[[], bool]) -> Iterator[None]:
+    """Keep PyTorch's exporter from following bytecode after our forms of operators refused.
 
-    Of bytecode it follows NumPy, too, by tensors of its own, so that what our forms of operators
-    refuse is lost.
+    It does so where running the module fails. Of bytecode it follows NumPy, too, by tensors of its
+    own, so that what a form found out with it may be lost.
     """
-    with replaced_here(_capture_strategies.TorchExportStrictStrategy, "_capture", _not_captured):
+    strategy = _capture_strategies.TorchExportStrictStrategy
+    follow: Any = strategy._capture  # noqa: SLF001
+
+    def capture(*args: Any) -> Any:  # noqa: ANN401
+        if refused():
+            msg = "an operator was refused"
+            raise RuntimeError(msg)
+        return follow(*args)
+
+    with replaced_here(strategy, "_capture", capture):
         yield
-
-
-def _not_captured(*_: object) -> NoReturn:
-    msg = "only running the module captures it"
-    raise RuntimeError(msg)
 
 
 def _here(own: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:

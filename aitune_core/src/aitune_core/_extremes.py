@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -24,12 +24,16 @@ _NUDGE: Final = 4.0
 _MARGIN: Final = 8.0
 #: Operators that take values of a range only, and end a process on CUDA for others.
 _RANGED: Final = frozenset({"binary_cross_entropy", "multinomial", "bernoulli"})
+#: Operators that put values in an order, of which torch promises none for equal ones.
+_SORTING: Final = frozenset({"argsort", "sort", "topk"})
 
 
 def extreme_inputs(
     graph: GraphSpec, inputs: Sequence[Tensor]
-) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Yield changed inputs with their names: much larger, of the other sign, zeros, all hidden.
+) -> Iterator[tuple[str, tuple[Tensor, ...], float]]:
+    """Yield changed inputs with names before and scales after them.
+
+    They are much larger, of the other sign, zeros, all hidden.
 
     Floating-point inputs and booleans are changed; integers may be indices. Half precision is not
     made larger, since it would overflow.
@@ -46,19 +50,22 @@ def extreme_inputs(
     ]
     if any(tensor.dtype.itemsize >= torch.float32.itemsize for tensor in real):
         for scale in _SCALES:
-            yield f"inputs times {scale:g}", changed(functools.partial(_scaled, factor=scale))
+            larger = changed(functools.partial(_scaled, factor=scale))
+            yield f"inputs times {scale:g}", larger, scale
     if real:
         yield (
             "inputs of the other sign",
             changed(lambda tensor: -tensor if computable(tensor) else tensor),
+            1.0,
         )
         yield (
             "inputs of zeros",
             changed(lambda tensor: torch.zeros_like(tensor) if computable(tensor) else tensor),
+            1.0,
         )
     if any(tensor.dtype is torch.bool for tensor in inputs):
-        yield "booleans all False", changed(functools.partial(_booleans, value=False))
-        yield "booleans all True", changed(functools.partial(_booleans, value=True))
+        yield "booleans all False", changed(functools.partial(_booleans, value=False)), 1.0
+        yield "booleans all True", changed(functools.partial(_booleans, value=True)), 1.0
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
@@ -77,14 +84,18 @@ def nudged(
 ) -> list[float]:
     """Return by which share outputs may differ for rounding errors of the inputs alone.
 
-    Infinite for integers that change: an order of equal values, for one.
+    Infinite for integers that change, and for all outputs where equal values are sorted: their
+    order is not promised.
 
     Args:
         graph: The graph.
         inputs: Flat inputs.
         eager: Runs the module on flat inputs.
     """
-    before = eager(inputs)
+    with _Sorted() as order:
+        before = eager(inputs)
+    if order.ties:
+        return [math.inf] * len(graph.outputs)
     after = eager([_moved(tensor) for tensor in inputs])
     shares = []
     for _, one, other in zip(graph.outputs, before, after, strict=True):
@@ -143,3 +154,40 @@ class _Conversions(TorchDispatchMode):
             whole = isinstance(result, Tensor) and not computable(result)
             self.found |= whole and isinstance(source, Tensor) and computable(source)
         return result
+
+
+class _Sorted(TorchDispatchMode):
+    """Looks for equal values that are sorted in an order that is not promised."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ties = False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - torch's operators have no type
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in _SORTING and not kwargs.get("stable"):
+            self.ties |= _has_ties(args[0], _sorted_axis(func, args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _sorted_axis(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:  # noqa: ANN401
+    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - no other way
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    axis: int = given.get("dim", -1)
+    return axis
+
+
+def _has_ties(values: Tensor, dim: int) -> bool:
+    if not values.dim():
+        return False
+    ordered, _ = torch.sort(values, dim=dim, stable=True)
+    size = ordered.shape[dim]
+    return bool(
+        size and (ordered.narrow(dim, 1, size - 1) == ordered.narrow(dim, 0, size - 1)).any()
+    )

@@ -29,7 +29,7 @@ class Case:
         reference: Eager's flat outputs; an error where the rest of its result is not as recorded.
         sizes: Sizes of the dims, where they are not those of a recorded call.
         strided: Whether engines get the inputs with other strides.
-        extreme: Whether the values are none that were recorded.
+        scale: How much larger the values are than recorded ones; None where they were recorded.
     """
 
     label: str
@@ -37,7 +37,12 @@ class Case:
     reference: tuple[Tensor, ...] | ValidationError
     sizes: Mapping[str, int] | None = None
     strided: bool = False
-    extreme: bool = False
+    scale: float | None = None
+
+    @property
+    def extreme(self) -> bool:
+        """Whether the values are none that were recorded."""
+        return self.scale is not None
 
     def fresh_inputs(self) -> tuple[Tensor, ...]:
         """Copies, so that an engine that writes into its inputs spoils nothing."""
@@ -167,11 +172,11 @@ class Reference:
             # An index that is out of range ends the work of the whole process on CUDA.
             self.skipped.append("values that were not recorded: the module makes indices of values")
             return
-        for label, changed in extreme_inputs(self._graph, inputs):
+        for label, changed, scale in extreme_inputs(self._graph, inputs):
             try:
-                yield Case(label, changed, self.eager(changed), extreme=True)
+                yield Case(label, changed, self.eager(changed), scale=scale)
             except ValidationError as error:
-                yield Case(label, changed, error, extreme=True)
+                yield Case(label, changed, error, scale=scale)
             except Exception:  # noqa: BLE001, S112 - of the user's module, for values of no sense
                 continue
 

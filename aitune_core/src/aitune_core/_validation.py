@@ -216,17 +216,20 @@ class EngineCheck:
                 got,
                 case.label,
                 share=share,
-                floor=_saturated(expected) if case.extreme else 0.0,
+                floor=0.0 if case.scale is None else _saturated(expected, case.scale),
             )
             for spec, expected, got, share in together
             if share < math.inf
         ]
 
 
-def _saturated(expected: Tensor) -> float:
-    """Return how far values may be off of functions that saturate at 1, such as a sigmoid."""
+def _saturated(expected: Tensor, scale: float) -> float:
+    """Return how far values may be off of functions that saturate at 1, such as a sigmoid.
+
+    What multiplies them by inputs, as ``silu`` does, multiplies the rounding of a 1, too.
+    """
     real = expected.is_floating_point() or expected.is_complex()
-    return _SATURATED * torch.finfo(expected.dtype).eps if real else 0.0
+    return max(_SATURATED, scale) * torch.finfo(expected.dtype).eps if real else 0.0
 
 
 def _share(expected: Tensor) -> float:
