@@ -238,7 +238,7 @@ def test_unknown_device_is_an_argument_that_cannot_be_used(checkpoint: Path, dev
     assert (caught.value.field, caught.value.allowed) == ("device", ("cpu", "cuda"))
 
 
-@pytest.mark.parametrize("path", [None, 3, b"net.ait", "", ["net.ait"]])
+@pytest.mark.parametrize("path", [None, 3, b"net.ait", "", "a\0b", ["net.ait"]])
 def test_path_must_be_one(path: Any) -> None:
     model = tuned(Affine(), [X], backend=AffineBackend())
     for use in (lambda: load(path), lambda: save(model, path, registry=REGISTRY)):

@@ -489,3 +489,35 @@ def test_size_range_of_a_float16_range_or_linspace_follows_the_call(tune: Tune) 
     tuned = tune(Positions(), [torch.randn(2, 4), torch.randn(3, 9)])
     for length in (4, 5, 7, 9):
         tuned.same(torch.randn(2, length))
+
+
+class Detector(nn.Module):
+    """A head that keeps the best of all places of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.scores = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 5, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = self.scores(self.features(x).relu()).sigmoid().flatten(2).transpose(1, 2)
+        best, labels = scores.max(-1)
+        values, places = best.topk(20, 1)
+        return values, places, labels.gather(1, places)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_best_places_at_sizes_whose_made_up_inputs_repeat_recorded_ones(
+    tune: Tune, dynamo: bool
+) -> None:
+    rows, height, width = (
+        ait.DynamicDim(name, low, high)
+        for name, low, high in (("rows", 1, 4), ("height", 9, 48), ("width", 9, 48))
+    )
+    tuned = tune(
+        Detector(),
+        [torch.randn(2, 3, 16, 24), torch.randn(3, 3, 20, 18)],
+        dynamic_shapes={"x": {0: rows, 2: height, 3: width}},
+        options={"use_dynamo": dynamo},
+    )
+    for sizes in ((1, 3, 9, 40), (4, 3, 48, 48), (1, 3, 33, 33)):
+        tuned.same(torch.randn(sizes))

@@ -74,10 +74,10 @@ def checked_path(path: object) -> Path:
     """Return a path that a caller gave.
 
     Raises:
-        ConfigError: It is no path, or empty.
+        ConfigError: It is no path, empty, or has a null character.
     """
     given = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(given, str) or not given:
+    if not isinstance(given, str) or not given or "\0" in given:
         msg = f"path must be a file name such as 'model.ait' or a pathlib.Path, got {path!r}"
         raise ConfigError(msg, field="path", value=path, allowed="a non-empty str or a Path")
     return Path(given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aitune_core._scalars import scalar_kinds
+from aitune_core._sorting import Sorting, sorting_of
 from aitune_core._tensors import computable
 from aitune_core.specs import GraphSpec
 
@@ -24,8 +25,6 @@ _NUDGE: Final = 4.0
 _MARGIN: Final = 8.0
 #: Operators that take values of a range only, and end a process on CUDA for others.
 _RANGED: Final = frozenset({"binary_cross_entropy", "multinomial", "bernoulli"})
-#: Operators that put values in an order, of which torch promises none for equal ones.
-_SORTING: Final = frozenset({"argsort", "sort", "topk"})
 
 
 def extreme_inputs(
@@ -92,10 +91,9 @@ def nudged(
         inputs: Flat inputs.
         eager: Runs the module on flat inputs.
     """
-    with _Sorted() as order:
-        before = eager(inputs)
-    if order.ties:
+    if sorting_of(lambda: eager(inputs)) is Sorting.TIES:
         return [math.inf] * len(graph.outputs)
+    before = eager(inputs)
     after = eager([_moved(tensor) for tensor in inputs])
     shares = []
     for _, one, other in zip(graph.outputs, before, after, strict=True):
@@ -154,40 +152,3 @@ class _Conversions(TorchDispatchMode):
             whole = isinstance(result, Tensor) and not computable(result)
             self.found |= whole and isinstance(source, Tensor) and computable(source)
         return result
-
-
-class _Sorted(TorchDispatchMode):
-    """Looks for equal values that are sorted in an order that is not promised."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.ties = False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401 - torch's operators have no type
-        types: Any,  # noqa: ANN401
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        kwargs = kwargs or {}
-        if func.overloadpacket.__name__ in _SORTING and not kwargs.get("stable"):
-            self.ties |= _has_ties(args[0], _sorted_axis(func, args, kwargs))
-        return func(*args, **kwargs)
-
-
-def _sorted_axis(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:  # noqa: ANN401
-    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - no other way
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    axis: int = given.get("dim", -1)
-    return axis
-
-
-def _has_ties(values: Tensor, dim: int) -> bool:
-    if not values.dim():
-        return False
-    ordered, _ = torch.sort(values, dim=dim, stable=True)
-    size = ordered.shape[dim]
-    return bool(
-        size and (ordered.narrow(dim, 1, size - 1) == ordered.narrow(dim, 0, size - 1)).any()
-    )

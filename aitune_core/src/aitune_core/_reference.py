@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
@@ -11,6 +12,7 @@ from torch import Tensor
 from aitune_core._comparison import TF32_TOLERANCE, compare
 from aitune_core._extremes import converts_to_indices, extreme_inputs, nudged
 from aitune_core._flat import FlatModule
+from aitune_core._sorting import Sorting, apart, sorting_of
 from aitune_core._synthesis import corner_sizes, resize_inputs, strided_copies
 from aitune_core._ways import other_ways
 from aitune_core.errors import RecordingError, ValidationError
@@ -183,13 +185,34 @@ class Reference:
     def _corner_cases(self) -> Iterator[Case]:
         for name, sizes in corner_sizes(self._graph).items():
             label = f"{name} sizes ({described(sizes)})"
-            inputs = resize_inputs(self._graph, self._samples, sizes)
+            inputs = self.resized(sizes)
             try:
                 yield Case(label, inputs, self.eager(inputs), sizes)
             except ValidationError as error:
                 yield Case(label, inputs, error, sizes)
             except Exception as error:  # noqa: BLE001 - the module may refuse sizes it never had
                 self.skipped.append(f"{label}: eager raised {error!r:.200}")
+
+    def resized(self, sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
+        """Return recorded inputs in other sizes.
+
+        They repeat recorded values; where the module sorts what becomes equal for that, they are
+        moved apart.
+        """
+        inputs = resize_inputs(self._graph, self._samples, sizes)
+        if self._sorts and self._sorting(inputs) is Sorting.TIES:
+            return apart(inputs)
+        return inputs
+
+    @functools.cached_property
+    def _sorts(self) -> bool:
+        return self._sorting(self._samples[0]) is not Sorting.NONE
+
+    def _sorting(self, inputs: Sequence[Tensor]) -> Sorting:
+        try:
+            return sorting_of(lambda: self.eager(inputs))
+        except Exception:  # noqa: BLE001 - of the user's module, for sizes that it never had
+            return Sorting.NONE
 
     def sensitivity(self, inputs: Sequence[Tensor]) -> list[float]:
         """Return how much each output moves when inputs move by their rounding errors.

@@ -13,7 +13,6 @@ from aitune_core._comparison import TF32_TOLERANCE, Difference, compare, toleran
 from aitune_core._limits import needed_conditions
 from aitune_core._precision import full_float32, reduced_matmul
 from aitune_core._reference import Case, Reference, described
-from aitune_core._synthesis import resize_inputs
 from aitune_core._tensors import same_bits
 from aitune_core.backend import Assumptions, Engine
 from aitune_core.conditions import SizeCondition
@@ -121,7 +120,7 @@ class EngineCheck:
         """
 
         def inputs_at(sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
-            return resize_inputs(self._graph, self._samples, sizes)
+            return self._reference.resized(sizes)
 
         def agrees(sizes: Mapping[str, int]) -> bool | None:
             inputs = inputs_at(sizes)
