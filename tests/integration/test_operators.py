@@ -180,6 +180,28 @@ def test_transformer_layers_with_and_without_padding(tune: Tune) -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+def test_transformer_layers_give_what_eager_gives_for_rows_of_padding(tune: Tune) -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+            self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+            y: Tensor = self.layers(x, src_key_padding_mask=padding)
+            return y
+
+    def call(rows: int, length: int, *padded: int) -> tuple[Tensor, Tensor]:
+        padding = torch.zeros(rows, length, dtype=torch.bool)
+        for row, count in enumerate(padded):
+            padding[row, length - count :] = True
+        return torch.randn(rows, length, 16), padding
+
+    tuned = tune(Padded(), [call(2, 5, 1), call(4, 8, 3, 0, 2)])
+    tuned.same(*call(3, 6, 0, 4, 1))
+    tuned.same(*call(3, 7, 7, 2, 1))
+
+
 class Decoder(nn.Module):
     """`nn.Transformer` and its decoder alone; their masks over targets are causal or not."""
 

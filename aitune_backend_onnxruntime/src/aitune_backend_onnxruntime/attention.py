@@ -13,7 +13,7 @@ from torch.nn.modules import transformer
 from aitune_backend_onnxruntime.patching import replaced_here
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -41,17 +41,45 @@ def plain_attention(*, operator: bool) -> Iterator[None]:
       ONNX has no broadcast there.
     - Rows that a mask hides with the lowest number are not hidden quite as much.
     - Rows that a mask hides with infinities give zeros, where the exporter writes no operator for
-      attention but its parts.
+      attention but its parts. Not so in ``nn.MultiheadAttention``, whose fused eager path gives no
+      numbers there, and others zeros: the numeric check tells which form is right.
 
     Args:
         operator: Whether the exporter has an operator for it.
     """
+    layers = _Layers()
     with (
+        replaced_here(functional, "multi_head_attention_forward", layers.forward()),
         replaced_here(torch.backends.mha, "get_fastpath_enabled", _never),
         replaced_here(transformer, "_detect_is_causal_mask", _declared_causal),
-        replaced_here(functional, "scaled_dot_product_attention", _attention(operator=operator)),
+        replaced_here(
+            functional,
+            "scaled_dot_product_attention",
+            _attention(lambda rank: layers.running or (operator and rank == _RANK)),
+        ),
     ):
         yield
+
+
+class _Layers:
+    """Knows whether a layer of attention runs."""
+
+    def __init__(self) -> None:
+        self.running = False
+
+    def forward(self) -> Any:  # noqa: ANN401 - torch's function has no type of its own
+        """Return torch's function for such a layer, which says that it runs."""
+        real: Any = functional.multi_head_attention_forward
+
+        @functools.wraps(real)
+        def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self.running = True
+            try:
+                return real(*args, **kwargs)
+            finally:
+                self.running = False
+
+        return forward
 
 
 def _never() -> bool:
@@ -68,7 +96,7 @@ def _declared_causal(
     return is_causal is True
 
 
-def _attention(*, operator: bool) -> Any:  # noqa: ANN401 - torch's function has no type of its own
+def _attention(as_exported: Callable[[int], bool]) -> Any:  # noqa: ANN401 - torch's has no type
     """Return torch's attention in a form that exports where ``is_causal`` or heads hinder."""
     fused: Any = functional.scaled_dot_product_attention
 
@@ -88,7 +116,7 @@ def _attention(*, operator: bool) -> Any:  # noqa: ANN401 - torch's function has
         result = fused(query, key, value, attn_mask, dropout_p, bool(is_causal), **others)
         if attn_mask is None or not attn_mask.is_floating_point():
             return result
-        if operator and query.dim() == _RANK:
+        if as_exported(query.dim()):
             return result
         return torch.where((attn_mask == -torch.inf).all(-1, keepdim=True), 0.0, result)
 
