@@ -48,16 +48,21 @@ def tests(session: nox.Session) -> None:
     )
 
 
+def prepared_python(session: nox.Session) -> str:
+    """Return a Python with what tests need; with --no-venv, that is the one that runs nox."""
+    if session.venv_backend == "none":
+        return sys.executable
+    install_workspace(session, "test")
+    return "python"
+
+
 @nox.session
 def tests_gpu(session: nox.Session) -> None:
     """Run the GPU tests, and fail if none ran; with --no-venv, use what is installed.
 
     On a GPU machine with a torch of its own, install both packages with ``--no-deps`` first.
     """
-    python = sys.executable
-    if session.venv_backend != "none":
-        python = "python"
-        install_workspace(session, "test")
+    python = prepared_python(session)
     session.run(
         *(python, "-m", "pytest", "-m", "gpu", *(session.posargs or ["tests/gpu"])),
         env={"AITUNE_REQUIRE_GPU": "1"},
@@ -67,10 +72,7 @@ def tests_gpu(session: nox.Session) -> None:
 @nox.session
 def tests_cuda(session: nox.Session) -> None:
     """Run the integration tests on a CUDA device; with --no-venv, use what is installed."""
-    python = sys.executable
-    if session.venv_backend != "none":
-        python = "python"
-        install_workspace(session, "test")
+    python = prepared_python(session)
     session.run(
         *(python, "-m", "pytest", *CPU_TESTS, "--benchmark-disable"),
         *(session.posargs or ["tests/integration"]),

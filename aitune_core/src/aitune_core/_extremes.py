@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from aitune_core._operators import look_at_operators
 from aitune_core._scalars import scalar_kinds
 from aitune_core._sorting import Sorting, sorting_of
 from aitune_core._tensors import computable
@@ -123,32 +123,16 @@ def _moved(tensor: Tensor) -> Tensor:
 
 def converts_to_indices(run: Callable[[], object]) -> bool:
     """Whether a run makes integers of floating-point values, or draws from probabilities."""
-    looking = _Conversions()
-    with looking:
-        run()
-    return looking.found
+    found = False
 
-
-class _Conversions(TorchDispatchMode):
-    """Looks at each operator that runs."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found = False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401 - torch's operators have no type
-        types: Any,  # noqa: ANN401
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        result = func(*args, **(kwargs or {}))
+    def look(func: Any, args: Sequence[Any], _: object, result: object) -> None:  # noqa: ANN401
+        nonlocal found
         name = func.overloadpacket.__name__
-        if name in _RANGED:
-            self.found = True
+        found |= name in _RANGED
         if name in {"_to_copy", "copy_"} and args and isinstance(args[0], Tensor):
             source = args[1] if name == "copy_" else args[0]
             whole = isinstance(result, Tensor) and not computable(result)
-            self.found |= whole and isinstance(source, Tensor) and computable(source)
-        return result
+            found |= whole and isinstance(source, Tensor) and computable(source)
+
+    look_at_operators(run, look)
+    return found

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from aitune_core._operators import look_at_operators
 from aitune_core._tensors import computable
 
 __all__ = ["Sorting", "apart", "sorting_of"]
@@ -30,10 +30,16 @@ class Sorting(enum.Enum):
 
 def sorting_of(run: Callable[[], object]) -> Sorting:
     """Return what a run of a module sorts; what it raises passes."""
-    looking = _Looking()
-    with looking:
-        run()
-    return looking.found
+    ties: list[bool] = []
+
+    def look(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], _: object) -> None:  # noqa: ANN401
+        if func.overloadpacket.__name__ in _SORTING and not kwargs.get("stable"):
+            ties.append(_has_ties(args[0], _sorted_axis(func, args, kwargs)))
+
+    look_at_operators(run, look)
+    if not ties:
+        return Sorting.NONE
+    return Sorting.TIES if any(ties) else Sorting.DISTINCT
 
 
 def apart(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -49,28 +55,6 @@ def apart(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         else tensor
         for tensor in inputs
     )
-
-
-class _Looking(TorchDispatchMode):
-    """Looks at the values that are sorted, in an order that is not promised of equal ones."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found = Sorting.NONE
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401 - torch's operators have no type
-        types: Any,  # noqa: ANN401
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        kwargs = kwargs or {}
-        if func.overloadpacket.__name__ in _SORTING and not kwargs.get("stable"):
-            ties = _has_ties(args[0], _sorted_axis(func, args, kwargs))
-            if self.found is not Sorting.TIES:
-                self.found = Sorting.TIES if ties else Sorting.DISTINCT
-        return func(*args, **kwargs)
 
 
 def _sorted_axis(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:  # noqa: ANN401
