@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 from torch.nn.modules import transformer
 
+from aitune_backend_onnxruntime.hidden_rows import hiding
 from aitune_backend_onnxruntime.patching import replaced_here
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def plain_attention(*, operator: bool) -> Iterator[None]:
       Which one it is becomes a condition on that size.
     - One head of keys and values that serves all queries is expanded, and so is one row of a mask:
       ONNX has no broadcast there.
-    - Rows that a mask hides with the lowest number are not hidden quite as much.
-    - Rows that a mask hides with infinities give zeros, where the exporter writes no operator for
+    - Masks are written so that ONNX Runtime gives what eager gives for rows that they hide wholly.
+    - Rows that are zeros in eager are made zeros where the exporter writes no operator for
       attention but its parts. Not so in ``nn.MultiheadAttention``, whose fused eager path gives no
       numbers there, and others zeros: the numeric check tells which form is right.
 
@@ -111,14 +112,15 @@ def _attention(as_exported: Callable[[int], bool]) -> Any:  # noqa: ANN401 - tor
         **others: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         key, value = (_for_heads(query, part) for part in (key, value))
-        if attn_mask is not None:
-            attn_mask = _short_of_hidden(_for_queries(query, attn_mask))
-        result = fused(query, key, value, attn_mask, dropout_p, bool(is_causal), **others)
-        if attn_mask is None or not attn_mask.is_floating_point():
+        if attn_mask is None:
+            return fused(query, key, value, None, dropout_p, bool(is_causal), **others)
+        query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+        rows = hiding(query, key, attn_mask, **others)
+        mask = rows.mask(_for_queries(query, attn_mask), query.dtype)
+        result = fused(query, key, value, mask, dropout_p, bool(is_causal), **others)
+        if not mask.is_floating_point() or as_exported(query.dim()):
             return result
-        if as_exported(query.dim()):
-            return result
-        return torch.where((attn_mask == -torch.inf).all(-1, keepdim=True), 0.0, result)
+        return torch.where(rows.hidden(mask), 0.0, result)
 
     return attention
 
@@ -130,17 +132,12 @@ def _for_queries(query: Tensor, mask: Tensor) -> Tensor:
     return mask.expand(*mask.shape[:-2], query.shape[-2], mask.shape[-1])
 
 
-def _short_of_hidden(mask: Tensor) -> Tensor:
-    # Rows of nothing but the lowest number give zeros in ONNX Runtime, and a mean in torch.
-    if not mask.is_floating_point():
-        return mask
-    numbers = torch.finfo(mask.dtype)
-    power = numbers.max / (2 - numbers.eps)
-    lowest, next_to_it = (
-        torch.full((), number, dtype=mask.dtype, device=mask.device)
-        for number in (numbers.min, numbers.min + numbers.eps * power)
-    )
-    return torch.where(mask == lowest, next_to_it, mask)
+def _autocast(*parts: Tensor) -> Iterator[Tensor]:
+    """Yield tensors in the dtype that attention computes in."""
+    device = parts[0].device.type
+    for part in parts:
+        cast = part.dtype == torch.float32 and torch.is_autocast_enabled(device)
+        yield part.to(torch.get_autocast_dtype(device)) if cast else part
 
 
 def _for_heads(query: Tensor, part: Tensor) -> Tensor:
