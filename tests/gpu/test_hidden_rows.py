@@ -39,7 +39,7 @@ def _call(rows: int, length: int, size: int, dtype: torch.dtype, hidden: int = 0
 
 @pytest.mark.parametrize("opset", [23, 20])
 @pytest.mark.parametrize("size", [4, 64])
-@pytest.mark.parametrize("number", [None, -1.0, -0.5, -1e9, -1e4, -torch.inf])
+@pytest.mark.parametrize("number", [None, -1.0, -0.5, -1e9, -torch.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rows_that_a_mask_hides_are_eagers(
     dtype: torch.dtype, number: float | None, size: int, opset: int
@@ -58,13 +58,25 @@ def test_rows_that_a_mask_hides_are_eagers(
         torch.testing.assert_close(model(*call), module(*call), atol=allowed, rtol=allowed)
 
 
-@pytest.mark.parametrize("number", [None, -1.0])
-def test_autocast(number: float | None) -> None:
-    module = Masked(number).eval()
+class Cast(nn.Module):
+    """Attention of float32 that casts by itself."""
+
+    def __init__(self, number: float | None) -> None:
+        super().__init__()
+        self.masked = Masked(number)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        """Attend in bfloat16."""
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y: Tensor = self.masked(x, seen)
+        return y
+
+
+@pytest.mark.parametrize("number", [None, -1.0, -0.5])
+def test_attention_that_casts_by_itself(number: float | None) -> None:
+    module = Cast(number).eval()
     strategy = ait.OneBackendStrategy(("onnxruntime", {"execution_provider": "cuda"}))
     model = ait.Module(module, strategy=strategy, on_miss="error")
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        calls = [tuple(_call(rows, 24, 64, torch.float32)) for rows in (2, 4)]
-        ait.tune(model, calls)
-        call = _call(3, 24, 64, torch.float32, 2)
-        torch.testing.assert_close(model(*call), module(*call), atol=6e-2, rtol=6e-2)
+    ait.tune(model, [tuple(_call(rows, 24, 64, torch.float32)) for rows in (2, 4)])
+    call = _call(3, 24, 64, torch.float32, 2)
+    torch.testing.assert_close(model(*call), module(*call), atol=6e-2, rtol=6e-2)

@@ -19,8 +19,8 @@ __all__ = ["Hiding", "hiding"]
 _LENGTH: Final = 16
 #: What PyTorch adds for False before cuDNN's attention; scores outlast it in float32.
 _CUDNN_FALSE: Final = -65504.0
-#: ONNX Runtime's CUDA kernels give zeros for rows of numbers that are much lower.
-_CUDA_FLOOR: Final = -1e30
+#: ONNX Runtime's CUDA kernels give zeros for rows of -1e30 and lower.
+_CUDA_FLOOR: Final = -1e20
 
 
 @attrs.frozen(kw_only=True)
@@ -45,8 +45,11 @@ class Hiding:
             dtype: Of queries; numbers instead of bools have it, too.
         """
         if mask.is_floating_point():
-            floor = _number(self.floor, mask.dtype, mask)
-            return torch.where((mask > self.limit) & (mask < floor), floor, mask)
+            # ONNX Runtime compares no bfloat16.
+            wide = mask.float() if mask.dtype == torch.bfloat16 else mask
+            floor = _number(self.floor, wide.dtype, wide)
+            raised = torch.where((wide > self.limit) & (wide < floor), floor, wide)
+            return raised.to(mask.dtype)
         if math.isinf(self.false):
             return mask
         return torch.where(
@@ -55,7 +58,8 @@ class Hiding:
 
     def hidden(self, mask: Tensor) -> Tensor:
         """Return which rows of a mask of numbers are zeros in eager, with one column."""
-        return (mask <= self.limit).all(-1, keepdim=True)
+        wide = mask.float() if mask.dtype == torch.bfloat16 else mask
+        return (wide <= self.limit).all(-1, keepdim=True)
 
 
 def hiding(query: Tensor, key: Tensor, mask: Tensor, **options: Any) -> Hiding:  # noqa: ANN401
