@@ -54,8 +54,9 @@ def test_miss_without_the_module_is_an_error(checkpoint: Path) -> None:
     with pytest.raises(TypeError):
         model(X, 1)
     model.train()
-    with pytest.raises(InputMismatchError):
+    with pytest.raises(InputMismatchError, match=r"training mode.*eval\(\)"):
         model(X)
+    assert torch.equal(model.eval()(X), 2 * X + 3)
 
 
 def test_loaded_module_without_weights_says_where_it_runs(checkpoint: Path) -> None:

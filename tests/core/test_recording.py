@@ -268,17 +268,26 @@ def test_buffers_that_forward_only_reads_are_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("result", "path", "what"),
     [
-        lambda x: (x, x) if x.shape[0] > 2 else [x, x],
-        lambda x: (x,) * x.shape[0],
-        lambda x: {"x": x, "rows": x.shape[0]},
-        lambda x: x if x.shape[0] > 2 else x.double(),
-        lambda x: x if x.shape[0] > 2 else x[0],
+        (lambda x: {"y": x, "n": x.shape[0]}, "out['n']", "2, then 4"),
+        (lambda x: (x, x if len(x) > 2 else None), "out[1]", "None, then a tensor of float32"),
+        (lambda x: x if len(x) > 2 else x.double(), "out", "float64 and 2 dims on cpu, then a"),
+        (lambda x: x.sum() if len(x) > 2 else x, "out", "2 dims on cpu, then a tensor of float32"),
+        (lambda x: [x] * len(x), "out[2]", "missing, then a tensor of float32 and 2 dims on cpu"),
+        (lambda x: [x] if len(x) > 2 else (x,), "out", "of one container, then of another"),
     ],
 )
-def test_results_that_vary_are_refused(function: Any) -> None:
-    assert problem_of(function, (torch.ones(2, 3),), (torch.ones(3, 3),)).path == "out"
+def test_results_of_different_forms_are_told_apart_by_path(
+    result: Any, path: str, what: str
+) -> None:
+    def forward(x: Tensor) -> object:
+        return result(x)
+
+    error = problem_of(forward, (X,), (torch.ones(4, 3),))
+    assert error.path == path
+    assert f"{path!r} is" in str(error)
+    assert what in str(error)
 
 
 def test_calls_under_autocast_are_refused() -> None:

@@ -14,7 +14,15 @@ from aitune_core._calls import CallForm
 from aitune_core._scalars import family, lift, numbers_of, scalar_tensor
 from aitune_core._state import StateWatch
 from aitune_core._tensors import computable, plain_tensor, same_bits, share_memory, version_of
-from aitune_core._trees import Structure, TreeError, flatten, hole_paths
+from aitune_core._trees import (
+    HOLE,
+    Structure,
+    TreeError,
+    flatten,
+    hole_paths,
+    leaf_paths,
+    unflatten,
+)
 from aitune_core.errors import RecordingError
 
 __all__ = [
@@ -256,13 +264,38 @@ class ModuleRecording:
         return groups
 
     def _check_results(self, calls: Sequence[RecordedCall]) -> None:
-        if len({call.result_form for call in calls}) > 1:
-            msg = (
-                f"module {self.name!r} cannot be tuned: calls of one form return results of "
-                "different structure, dtype, rank or non-tensor values; return tensors for "
-                "what changes from call to call"
-            )
-            raise RecordingError(msg, module_name=self.name, path="out")
+        first = calls[0]
+        for call in calls:
+            if call.result_form != first.result_form:
+                path, what = _difference(first, call)
+                msg = (
+                    f"module {self.name!r} cannot be tuned: calls of one form return results of "
+                    f"different forms: {path!r} is {what}; return a tensor for what changes from "
+                    "call to call"
+                )
+                raise RecordingError(msg, module_name=self.name, path=path)
+
+
+def _difference(one: RecordedCall, other: RecordedCall) -> tuple[str, str]:
+    """Return where the forms of two results part, and what is there in each."""
+    parts, others = _result_parts(one), _result_parts(other)
+    for path in {**parts, **others}:
+        if parts.get(path) != others.get(path):
+            return path, f"{parts.get(path, 'missing')}, then {others.get(path, 'missing')}"
+    return "out", "of one container, then of another"
+
+
+def _result_parts(call: RecordedCall) -> dict[str, str]:
+    """Return a description of every leaf of a result by its path."""
+    _, facts = call.result_form
+    tensors = (
+        f"a tensor of {dtype} and {rank} dims on {device}".replace("torch.", "")
+        for dtype, device, rank in facts
+    )
+    return {
+        path: next(tensors) if leaf == HOLE else repr(unflatten(leaf, iter(())))
+        for path, leaf in leaf_paths(call.result_structure, "out")
+    }
 
 
 def _copies(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -181,7 +181,10 @@ class ModuleState:
             raise
 
     def _fail_without_eager(self, reason: InputMismatchError | None) -> NoReturn:
-        cause = reason or "the call needs the eager module"
+        needed = "the call needs the eager module"
+        if self.module.training:
+            needed = "it is in training mode, which runs eagerly: call eval()"
+        cause = reason or needed
         msg = f"module {self.name!r} cannot run this call: {cause}; {self.no_eager}"
         if reason is None:
             raise InputMismatchError(msg)
