@@ -45,8 +45,7 @@ class Hiding:
             dtype: Of queries; numbers instead of bools have it, too.
         """
         if mask.is_floating_point():
-            # ONNX Runtime compares no bfloat16.
-            wide = mask.float() if mask.dtype == torch.bfloat16 else mask
+            wide = _comparable(mask)
             floor = _number(self.floor, wide.dtype, wide)
             raised = torch.where((wide > self.limit) & (wide < floor), floor, wide)
             return raised.to(mask.dtype)
@@ -58,8 +57,7 @@ class Hiding:
 
     def hidden(self, mask: Tensor) -> Tensor:
         """Return which rows of a mask of numbers are zeros in eager, with one column."""
-        wide = mask.float() if mask.dtype == torch.bfloat16 else mask
-        return (wide <= self.limit).all(-1, keepdim=True)
+        return (_comparable(mask) <= self.limit).all(-1, keepdim=True)
 
 
 def hiding(query: Tensor, key: Tensor, mask: Tensor, **options: Any) -> Hiding:  # noqa: ANN401
@@ -104,6 +102,11 @@ def _zeros(query: Tensor, key: Tensor, mask: torch.dtype, options: dict[str, Any
     lowest = torch.finfo(mask).min if mask.is_floating_point else 0
     hidden = torch.full((_LENGTH, _LENGTH), lowest, dtype=mask, device=device)
     return not functional.scaled_dot_product_attention(queries, keys, keys, hidden, **options).any()
+
+
+def _comparable(mask: Tensor) -> Tensor:
+    # ONNX Runtime compares no bfloat16.
+    return mask.float() if mask.dtype == torch.bfloat16 else mask
 
 
 def _size(size: int | torch.SymInt) -> int:
