@@ -259,7 +259,8 @@ def test_two_results_do_not_share_containers(tune: Tune) -> None:
 def test_result_whose_plain_values_change_is_refused(tune: Tune) -> None:
     with pytest.raises(ait.RecordingError) as caught:
         tune(Returns(lambda y: (y, y.shape[0])), [_t(2), _t(5)])
-    assert caught.value.path == "out"
+    assert caught.value.path == "out[1]"
+    assert "is 2, then 5" in str(caught.value)
 
 
 def test_result_of_an_unknown_kind_is_refused_by_name(tune: Tune) -> None:
