@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 _HERE: Final = Path(__file__).resolve().parent
 _REQUIRED: Final = os.environ.get("AITUNE_REQUIRE_GPU") == "1"
@@ -59,3 +63,29 @@ def pytest_terminal_summary(
 
 def _ran_nothing(config: pytest.Config) -> bool:
     return _REQUIRED and config.stash.get(_RAN, 0) == 0
+
+
+@pytest.fixture(scope="session")
+def cases() -> ModuleType:
+    """Return the request maker of the CPU tests."""
+    path = _HERE.parent / "onnxruntime" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("onnxruntime_cases", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def make(cases: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Return a maker of cases on the GPU."""
+
+    def build(module: nn.Module, *inputs: Tensor, **settings: Any) -> Any:
+        folder = tmp_path / f"work{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        on_gpu = [tensor.cuda() for tensor in inputs]
+        return cases.make_case(module.cuda(), on_gpu, folder, **settings)
+
+    return build

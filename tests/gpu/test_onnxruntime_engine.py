@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,34 +23,6 @@ pytestmark = [
 
 BATCH = DynamicDim("batch", 1, 32, 8)
 TRIALS = 40
-
-
-def _cases() -> ModuleType:
-    """Load the request maker of the CPU tests."""
-    path = Path(__file__).parents[1] / "onnxruntime" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("onnxruntime_cases", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(spec.name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-CASES = _cases()
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Any]:
-    """Return a maker of cases on the GPU."""
-
-    def build(module: nn.Module, *inputs: Tensor, **settings: Any) -> Any:
-        folder = tmp_path / f"work{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        on_gpu = [tensor.cuda() for tensor in inputs]
-        return CASES.make_case(module.cuda(), on_gpu, folder, **settings)
-
-    return build
 
 
 def new_stream() -> torch.cuda.Stream:
@@ -227,11 +196,11 @@ def test_strided_inputs_and_empty_ones(make: Callable[..., Any]) -> None:
     assert engine([torch.empty(0, 64, device="cuda")])[0].shape == (0, 64)
 
 
-def test_scalar_on_the_cpu_is_moved_and_read_at_once(tmp_path: Path) -> None:
+def test_scalar_on_the_cpu_is_moved_and_read_at_once(cases: Any, tmp_path: Path) -> None:
     x, scale = torch.randn(8, 64, device="cuda"), torch.tensor(3.0)
     folder = tmp_path / "scalar"
     folder.mkdir()
-    made = CASES.make_case(WithScalar().cuda(), [x, scale], folder)
+    made = cases.make_case(WithScalar().cuda(), [x, scale], folder)
     engine = made.build()
     pinned = torch.tensor(5.0).pin_memory()
     (result,) = engine([x, pinned])
@@ -258,12 +227,14 @@ def test_build_and_runs_are_quiet(
     assert capfd.readouterr() == ("", "")
 
 
-def test_engine_loads_again_on_the_gpu(make: Callable[..., Any], tmp_path: Path) -> None:
+def test_engine_loads_again_on_the_gpu(
+    make: Callable[..., Any], cases: Any, tmp_path: Path
+) -> None:
     made = batched(make, mlp(), torch.randn(8, 64))
     engine = made.build()
     x = torch.randn(8, 64, device="cuda")
     (expected,) = engine([x])
-    artifacts = CASES.stored(engine, tmp_path / "elsewhere")
+    artifacts = cases.stored(engine, tmp_path / "elsewhere")
     engine.close()
     again = ONNXRuntimeBackend().load(artifacts, made.request.graph, torch.device("cuda", 0))
     assert again.provider is ONNXExecutionProvider.CUDA

@@ -67,7 +67,13 @@ def test_stored_data_is_json_and_tells_how_it_was_built(made: Any) -> None:
         "exporter": "dynamo",
         "opset": 20,
         "provider": "cpu",
-        "options": {"use_dynamo": True, "execution_provider": None, "opset_version": 20},
+        "options": {
+            "use_dynamo": True,
+            "execution_provider": None,
+            "opset_version": 20,
+            "cuda_graphs": "auto",
+        },
+        "graph_sizes": [],
     }
 
 
@@ -105,6 +111,11 @@ def test_device_decides_the_provider_on_load(made: Any, stored_in: StoredIn) -> 
         {"provider": None},
         {"exporter": "pickle"},
         {"model": 3},
+        {"graph_sizes": 3},
+        {"graph_sizes": [{"batch": 10}]},
+        {"graph_sizes": [{"batch": 2.0}]},
+        {"graph_sizes": [{"length": 2}]},
+        {"graph_sizes": [{"batch": 2}] * 17},
     ],
 )
 def test_unknown_stored_data_is_refused(

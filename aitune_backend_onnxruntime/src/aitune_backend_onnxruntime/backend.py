@@ -23,6 +23,11 @@ from aitune_backend_onnxruntime.export import (
     older_plan,
 )
 from aitune_backend_onnxruntime.export_errors import depends_on_values, failed_in_translation
+from aitune_backend_onnxruntime.graph_setup import (
+    capture_recorded,
+    capture_stored,
+    checked_sizes,
+)
 from aitune_backend_onnxruntime.model_file import (
     ModelFileError,
     facts_of,
@@ -58,7 +63,7 @@ _PADDING: Final = (
     "places, which no export does; make it with enable_nested_tensor=False"
 )
 _FROZEN: Final = "not tried: the module's code looks at values, which a trace would freeze"
-_STORED: Final = frozenset({"model", "exporter", "opset", "provider", "options"})
+_STORED: Final = frozenset({"model", "exporter", "opset", "provider", "options", "graph_sizes"})
 
 
 class ONNXRuntimeBackend(Backend):
@@ -167,6 +172,8 @@ class ONNXRuntimeBackend(Backend):
             follow = functools.partial(assumptions, request)
             engine.limit_sizes(request.needed_conditions(engine, exported.conditions, follow))
             request.check(engine)
+            if engine.can_have_graphs:
+                capture_recorded(engine, request)
         except BaseException:
             engine.close()
             raise
@@ -196,7 +203,15 @@ class ONNXRuntimeBackend(Backend):
             msg = f"the stored ONNX model cannot be used: {error}"
             raise CheckpointError(msg, path=str(path)) from error
         model = ExportedModel(path=path, facts=facts, exporter=exporter, options=options)
-        return open_engine(graph, device, model=model, provider=provider, cache_dir=None)
+        sizes = checked_sizes(artifacts.data["graph_sizes"], graph)
+        engine = open_engine(graph, device, model=model, provider=provider, cache_dir=None)
+        if engine.can_have_graphs:
+            try:
+                capture_stored(engine, sizes)
+            except BaseException:
+                engine.close()
+                raise
+        return engine
 
     def _provider_on(
         self, device: torch.device, stored: ONNXExecutionProvider

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
@@ -13,9 +13,12 @@ from aitune_core.errors import ConfigError
 __all__ = [
     "DYNAMO_OPSETS",
     "TRACER_OPSETS",
+    "CudaGraphs",
     "ONNXExecutionProvider",
     "ONNXRuntimeBackendConfig",
 ]
+
+CudaGraphs: TypeAlias = Literal["auto"] | bool
 
 #: Opsets of the dynamo exporter: it writes none below 18, ONNX Runtime 1.31 reads none above 26.
 DYNAMO_OPSETS: Final = range(18, 27)
@@ -80,6 +83,13 @@ def _check_opset(
     raise ConfigError(msg, field="opset_version", value=value, allowed=allowed)
 
 
+def _check_graphs(_config: object, attribute: attrs.Attribute[CudaGraphs], value: object) -> None:
+    if not (isinstance(value, bool) or value == "auto"):
+        allowed = ("auto", True, False)
+        msg = f"{attribute.name} must be 'auto', True or False, got {value!r}"
+        raise ConfigError(msg, field=attribute.name, value=value, allowed=allowed)
+
+
 @attrs.frozen(kw_only=True, init=False)
 class ONNXRuntimeBackendConfig(BackendConfig):
     """Settings of `ONNXRuntimeBackend`.
@@ -90,6 +100,12 @@ class ONNXRuntimeBackendConfig(BackendConfig):
         execution_provider: What executes the graph; None means CUDA on a CUDA device and CPU on
             the CPU. Accepts the enum, its value, or ONNX Runtime's name, in any case.
         opset_version: ONNX opset to export; None means the best known for the exporter.
+        cuda_graphs: Whether calls on CUDA are captured once per tuple of input shapes, and then
+            replayed. ``"auto"``: for recorded sizes at tuning and loading, for other sizes that
+            come again while the process has one thread, and not where a replay would do something
+            else. True: for every size, at its first call, in any thread; where it cannot be, that
+            is an error. While a capture goes on, some milliseconds, `torch.cuda.synchronize` fails
+            in other threads (a limit of CUDA). The provider TensorRT runs without.
 
     Raises:
         ConfigError: A name is unknown or a value cannot be used.
@@ -100,6 +116,7 @@ class ONNXRuntimeBackendConfig(BackendConfig):
         default=None, converter=_provider
     )
     opset_version: int | None = attrs.field(default=None, validator=_check_opset)
+    cuda_graphs: CudaGraphs = attrs.field(default="auto", validator=_check_graphs)
 
     def __init__(
         self,
@@ -107,6 +124,7 @@ class ONNXRuntimeBackendConfig(BackendConfig):
         use_dynamo: bool = True,
         execution_provider: ONNXExecutionProvider | str | None = None,
         opset_version: int | None = None,
+        cuda_graphs: CudaGraphs = "auto",
         **unknown: Any,  # noqa: ANN401 - only named in the error
     ) -> None:
         for name, value in unknown.items():
@@ -118,4 +136,5 @@ class ONNXRuntimeBackendConfig(BackendConfig):
             use_dynamo=use_dynamo,
             execution_provider=execution_provider,
             opset_version=opset_version,
+            cuda_graphs=cuda_graphs,
         )

@@ -24,7 +24,9 @@ from aitune_backend_onnxruntime.binding import (
     quiet_run_options,
     run_error,
 )
+from aitune_backend_onnxruntime.cuda_driver import CudaDriver
 from aitune_backend_onnxruntime.session import ORT_ERRORS
+from aitune_backend_onnxruntime.timeline import Timeline, current_stream, new_event
 from aitune_core.errors import InputMismatchError
 
 if TYPE_CHECKING:
@@ -56,16 +58,15 @@ class CudaRunner(Runner):
         self,
         session: Any,  # noqa: ANN401 - onnxruntime has no types
         graph: GraphSpec,
+        *,
         device: torch.device,
         stream: torch.cuda.Stream,
     ) -> None:
         super().__init__(session, graph)
         self._device = device
         self._index = device.index
-        self._stream = stream
-        self._stream_handle = stream.cuda_stream
-        self._before = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._after = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._private = stream
+        self._stream = stream.cuda_stream
         self._lock = threading.Lock()
         self._runs = 0
         memory = ort_c.OrtDevice.default_memory()
@@ -76,6 +77,10 @@ class CudaRunner(Runner):
         # Values that a kernel writes to host memory are ready only after a synchronised run.
         if not any(slot.written_on_cpu for slot in self.outputs):
             self._unsynced.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._driver = CudaDriver()
+        with torch.cuda.device(device):
+            self._timeline = Timeline(self._driver)
+            self._before, self._after = new_event(), new_event()
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run on inputs that fit the graph; the results are the caller's.
@@ -96,8 +101,8 @@ class CudaRunner(Runner):
             return self._run_here(inputs)
 
     def _run_here(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        caller = torch.cuda.current_stream(self._index)
         # Copies and allocations belong to the caller's stream; they end before the lock is taken.
+        caller = current_stream(self._index)
         bound = [self._prepared(slot, inputs[slot.index]) for slot in self.inputs]
         predicted = self.predicted_shapes(inputs)
         with self._lock:
@@ -113,9 +118,7 @@ class CudaRunner(Runner):
         self.learn(inputs, predicted, results)
         return self._delivered(results)
 
-    def _run_again(
-        self, caller: torch.cuda.Stream, bound: list[Tensor], error: Exception
-    ) -> list[Tensor]:
+    def _run_again(self, caller: int, bound: list[Tensor], error: Exception) -> list[Tensor]:
         """Run without predicted shapes, which tells a wrong prediction from a real failure."""
         try:
             return self._run_between(caller, bound, [None] * len(self.outputs))
@@ -140,17 +143,19 @@ class CudaRunner(Runner):
         return plain(tensor)
 
     def _run_between(
-        self, caller: torch.cuda.Stream, bound: list[Tensor], shapes: Sequence[Shape | None]
+        self, caller: int, bound: list[Tensor], shapes: Sequence[Shape | None]
     ) -> list[Tensor]:
         """Run after what ``caller`` has queued and before what it queues next."""
         results = [
             None if shape is None else self._allocated(slot, shape)
             for slot, shape in zip(self.outputs, shapes, strict=True)
         ]
-        same = caller.cuda_stream == self._stream_handle
-        if not same:
-            self._before.record(caller)
-            self._stream.wait_event(self._before)  # before binding: binding may copy
+        # What the caller captures is a run of its own, whenever that is.
+        capturing = torch.cuda.is_current_stream_capturing()
+        if not capturing:
+            self._timeline.enter(caller)
+        if caller != self._stream:
+            self._follow(self._stream, caller, self._before)  # before binding: binding may copy
         try:
             binding = self._bound(bound, results)
             self._session.run_with_iobinding(binding, self._run_options())
@@ -158,10 +163,16 @@ class CudaRunner(Runner):
                 return self._collect(caller, binding, results)
         finally:
             # Also after a failure: memory of the inputs may be reused as soon as this returns.
-            if not same:
-                self._after.record(self._stream)
-                caller.wait_event(self._after)
+            if caller != self._stream:
+                self._follow(caller, self._stream, self._after)
+            if not capturing:
+                self._timeline.leave(caller)
         return results  # type: ignore[return-value]
+
+    def _follow(self, stream: int, other: int, event: torch.cuda.Event) -> None:
+        """Let what is queued next on ``stream`` wait for what is queued on ``other``."""
+        self._driver.record(event.cuda_event, other)
+        self._driver.wait(stream, event.cuda_event)
 
     def _bound(self, inputs: list[Tensor], results: Sequence[Tensor | None]) -> Any:  # noqa: ANN401
         binding = ort_c.SessionIOBinding(self._session)
@@ -192,7 +203,7 @@ class CudaRunner(Runner):
 
     def _collect(
         self,
-        caller: torch.cuda.Stream,
+        caller: int,
         binding: Any,  # noqa: ANN401
         results: Sequence[Tensor | None],
     ) -> list[Tensor]:
@@ -212,15 +223,14 @@ class CudaRunner(Runner):
             collected.append(result)
         return collected
 
-    def _copy(self, caller: torch.cuda.Stream, value: Any, result: Tensor) -> None:  # noqa: ANN401
+    def _copy(self, caller: int, value: Any, result: Tensor) -> None:  # noqa: ANN401
         if not result.is_cuda:
             copy_from_host(value, result)
             return
         source = torch.as_tensor(_GpuBytes(value.data_ptr(), result.nbytes), device=result.device)
         # The new tensor's memory may still be in use by work that the caller queued before.
-        self._before.record(caller)
-        self._stream.wait_event(self._before)
-        with torch.cuda.stream(self._stream):
+        self._follow(self._stream, caller, self._before)
+        with torch.cuda.stream(self._private):
             result.view(-1).view(torch.uint8).copy_(source)
 
     def _delivered(self, results: list[Tensor]) -> list[Tensor]:

@@ -8,8 +8,10 @@ import attrs
 import torch
 
 from aitune_backend_onnxruntime.binding import CpuRunner, Runner
+from aitune_backend_onnxruntime.config import ONNXExecutionProvider
 from aitune_backend_onnxruntime.cuda_binding import CudaRunner
 from aitune_backend_onnxruntime.errors import BACKEND_NAME
+from aitune_backend_onnxruntime.graph_binding import GraphRunner
 from aitune_backend_onnxruntime.providers import (
     cuda_options,
     matmul_tf32_allowed,
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from aitune_backend_onnxruntime.config import ONNXExecutionProvider
     from aitune_backend_onnxruntime.model_file import ModelFacts
     from aitune_core.backend import ArtifactWriter
     from aitune_core.specs import GraphSpec
@@ -77,6 +78,7 @@ class ONNXRuntimeEngine(Engine):
         self.provider = provider
         self.placement = dict(placement)
         self._runner: Runner | None = runner
+        self._graph_sizes: list[dict[str, int]] = []
 
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Run on inputs that are known to fit the graph.
@@ -96,6 +98,42 @@ class ONNXRuntimeEngine(Engine):
             self.fail_closed("run")
         return runner.run(inputs)
 
+    @property
+    def graph_sizes(self) -> list[dict[str, int]]:
+        """Sizes of the dims for which CUDA graphs were captured in advance."""
+        return list(self._graph_sizes)
+
+    @property
+    def can_have_graphs(self) -> bool:
+        """Whether calls may be replayed from CUDA graphs."""
+        return isinstance(self._runner, GraphRunner)
+
+    def turn_graphs_on(self) -> None:
+        """Replay calls from CUDA graphs from now on, where the session can have them."""
+        if isinstance(self._runner, GraphRunner):
+            self._runner.replays = True
+
+    def turn_graphs_off(self) -> None:
+        """Give all CUDA graphs up, for good."""
+        self._graph_sizes.clear()
+        if isinstance(self._runner, GraphRunner):
+            self._runner.drop_graphs()
+
+    def capture(self, inputs: Sequence[Tensor]) -> None:
+        """Capture the CUDA graph for the sizes of inputs.
+
+        Raises:
+            EngineClosedError: The engine was closed.
+            GraphRefusedError: The run cannot be replayed.
+            EngineRunError: ONNX Runtime failed.
+        """
+        runner = self._runner
+        if runner is None:
+            self.fail_closed("capture a CUDA graph")
+        if isinstance(runner, GraphRunner):
+            runner.capture(inputs)
+            self._graph_sizes.append(self.graph.dim_sizes(inputs))
+
     def save(self, artifacts: ArtifactWriter) -> None:
         """Store the model's files and how it was built.
 
@@ -113,6 +151,7 @@ class ONNXRuntimeEngine(Engine):
             opset=self.model.facts.opset,
             provider=self.provider.value,
             options=dict(self.model.options),
+            graph_sizes=self.graph_sizes,
         )
 
     def release(self) -> None:
@@ -164,7 +203,14 @@ def open_engine(
         )
         session = open_session(model.path, provider_list(provider, cuda, tensorrt), model.facts)
         placement = check_placement(session, provider, model.facts)
-        runner = CudaRunner(session, graph, device, stream)
+        # What TensorRT queues may hold more than can be replayed, and cannot be tried here.
+        wanted = model.options["cuda_graphs"] if provider is ONNXExecutionProvider.CUDA else False
+        if wanted is False:
+            runner = CudaRunner(session, graph, device=device, stream=stream)
+        else:
+            runner = GraphRunner(
+                session, graph, device=device, stream=stream, always=wanted is True
+            )
     return ONNXRuntimeEngine(
         graph, device, model=model, provider=provider, runner=runner, placement=placement
     )
