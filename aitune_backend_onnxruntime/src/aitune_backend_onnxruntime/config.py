@@ -104,8 +104,9 @@ class ONNXRuntimeBackendConfig(BackendConfig):
             replayed. ``"auto"``: for recorded sizes at tuning and loading, for other sizes that
             come again while the process has one thread, and not where a replay would do something
             else. True: for every size, at its first call, in any thread; where it cannot be, that
-            is an error. While a capture goes on, some milliseconds, `torch.cuda.synchronize` fails
-            in other threads (a limit of CUDA). The provider TensorRT runs without.
+            is an error (a call while another engine is being created runs plainly). While a
+            capture goes on, some milliseconds, `torch.cuda.synchronize` fails in other threads: a
+            limit of CUDA. The provider TensorRT runs without.
 
     Raises:
         ConfigError: A name is unknown or a value cannot be used.

@@ -25,6 +25,7 @@ from aitune_backend_onnxruntime.binding import (
     run_error,
 )
 from aitune_backend_onnxruntime.cuda_driver import CudaDriver
+from aitune_backend_onnxruntime.exclusive import DEVICE_WORK
 from aitune_backend_onnxruntime.session import ORT_ERRORS
 from aitune_backend_onnxruntime.timeline import Timeline, current_stream, new_event
 from aitune_core.errors import InputMismatchError
@@ -62,6 +63,7 @@ class CudaRunner(Runner):
         device: torch.device,
         stream: torch.cuda.Stream,
     ) -> None:
+        self._device_work = DEVICE_WORK  # still there when modules are taken down
         super().__init__(session, graph)
         self._device = device
         self._index = device.index
@@ -81,6 +83,11 @@ class CudaRunner(Runner):
         with torch.cuda.device(device):
             self._timeline = Timeline(self._driver)
             self._before, self._after = new_event(), new_event()
+
+    def __del__(self) -> None:
+        """Free the session while no thread captures a graph."""
+        with self._device_work:
+            self.__dict__.pop("_session", None)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run on inputs that fit the graph; the results are the caller's.

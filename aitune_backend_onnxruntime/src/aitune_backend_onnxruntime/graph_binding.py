@@ -15,6 +15,7 @@ from aitune_backend_onnxruntime.binding import run_error
 from aitune_backend_onnxruntime.cuda_binding import CudaRunner
 from aitune_backend_onnxruntime.cuda_driver import CudaDriverError
 from aitune_backend_onnxruntime.errors import EngineRunError
+from aitune_backend_onnxruntime.exclusive import DEVICE_WORK
 from aitune_backend_onnxruntime.graphs import (
     CapturedGraph,
     GraphCache,
@@ -99,8 +100,16 @@ class GraphRunner(CudaRunner):
         if all(tensor.numel() for tensor in (*inputs, *results)):
             with self._lock:
                 if self.graphs.get(key) is None and self.graphs.due(key):
-                    self._try_capture(inputs, results)
+                    self._capture_now(inputs, results)
         return results
+
+    def _capture_now(self, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """Capture, unless a session is being created: no call waits for that."""
+        if DEVICE_WORK.acquire(blocking=False):
+            try:
+                self._try_capture(inputs, results)
+            finally:
+                DEVICE_WORK.release()
 
     def _try_capture(self, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         try:

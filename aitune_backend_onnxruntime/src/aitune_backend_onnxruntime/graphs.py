@@ -7,13 +7,14 @@ import itertools
 import threading
 import weakref
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 import torch
 
 from aitune_backend_onnxruntime.cuda_driver import CaptureMode, CudaDriver, CudaDriverError
+from aitune_backend_onnxruntime.exclusive import DEVICE_WORK
 from aitune_backend_onnxruntime.session import ORT_ERRORS
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _MAX_REFUSALS: Final = 4
 #: Captures that others may break, such as a thread that waits for the device, before giving up.
 _TRIES: Final = 3
 _ALIGNMENT: Final = 256
+#: Names of threads that never use a GPU; the exporters start this one.
+_IDLE_THREADS: Final = frozenset({"tqdm_monitor"})
 _CAPTURE_ERRORS: Final[tuple[type[Exception], ...]] = (CudaDriverError, *ORT_ERRORS)
 
 
@@ -164,7 +167,13 @@ class GraphCache:
         calls = self._calls[key] = self._calls.get(key, 0) + 1
         # While a capture goes on, waiting for the device fails in every other thread. One that is
         # alone disturbs nobody.
-        return calls >= _CALLS_BEFORE_CAPTURE and threading.active_count() == 1
+        return calls >= _CALLS_BEFORE_CAPTURE and _alone()
+
+
+def _alone() -> bool:
+    """Whether the process has no thread of Python besides this one, or none that uses a GPU."""
+    me = threading.current_thread()
+    return all(thread is me or thread.name in _IDLE_THREADS for thread in threading.enumerate())
 
 
 def captured(driver: CudaDriver, stream: int, run: Callable[[], object]) -> int:
@@ -185,9 +194,10 @@ def captured(driver: CudaDriver, stream: int, run: Callable[[], object]) -> int:
     """
     for attempt in itertools.count(1):
         try:
-            with _no_garbage_collection():
+            with DEVICE_WORK, _no_garbage_collection():
                 return _captured_twice(driver, stream, run)
         except _CAPTURE_ERRORS as error:
+            _forget_errors()
             if attempt >= _TRIES:
                 msg = f"the run cannot be captured: {' '.join(str(error).split())}"
                 raise GraphRefusedError(msg) from error
@@ -228,6 +238,12 @@ def _abandon(driver: CudaDriver, stream: int) -> None:
         return  # the failure ended it
     if graph:
         driver.destroy_graph(graph)
+
+
+def _forget_errors() -> None:
+    """Take note of an error that CUDA keeps for this thread, so that nobody else gets it."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device="cuda")  # PyTorch looks for errors after each launch
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import onnxruntime
@@ -18,6 +19,7 @@ from aitune_backend_onnxruntime.errors import (
     ProviderPlacementError,
     ProviderUnavailableError,
 )
+from aitune_backend_onnxruntime.exclusive import DEVICE_WORK
 from aitune_core.errors import BuildError
 
 if TYPE_CHECKING:
@@ -84,22 +86,27 @@ def open_session(
     on_cpu = names == [ONNXExecutionProvider.CPU.ort_name]
     # PyTorch's setting is the user's; on a GPU only sizes are computed on the CPU.
     options.intra_op_num_threads = torch.get_num_threads() if on_cpu else 1
-    for key, value in (
+    entries = [
         # Repeated optimization crashes on fp16 transformers (1.31.1, MatmulTransposeFusion).
         ("session.graph_optimizations_loop_level", "0"),
         # Weights get memory of their exact size instead of blocks of the arena.
         ("session.use_device_allocator_for_initializers", "1"),
         ("session.record_ep_graph_assignment_info", "1"),
-    ):
+    ]
+    if not on_cpu:
+        # On CUDA, Gemm spends as long on copying the bias to its result as on the product.
+        entries.append(("optimization.disable_specified_optimizers", "MatMulAddFusion"))
+    for key, value in entries:
         options.add_session_config_entry(key, value)
     try:
-        session = onnxruntime.InferenceSession(
-            str(path),
-            sess_options=options,
-            providers=names,
-            provider_options=[settings for _, settings in providers],
-            enable_fallback=0,
-        )
+        with nullcontext() if on_cpu else DEVICE_WORK:
+            session = onnxruntime.InferenceSession(
+                str(path),
+                sess_options=options,
+                providers=names,
+                provider_options=[settings for _, settings in providers],
+                enable_fallback=0,
+            )
     except ORT_ERRORS as error:
         raise _session_error(error, names[0], facts) from error
     session.disable_fallback()

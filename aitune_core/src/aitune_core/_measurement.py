@@ -29,7 +29,7 @@ def measure(
     Each executable is a sequence of calls, one per sample. A round runs all samples through every
     executable in turn, so that drift of the machine falls on all of them alike; the order of the
     executables alternates. A turn begins with a pause and an untimed call. On CUDA each call is
-    followed by a synchronisation of the device.
+    followed by a synchronisation of the current stream.
 
     Args:
         executables: For each executable one call per sample, the same samples in the same order.
@@ -66,9 +66,12 @@ def _timed_ms(call: Callable[[], object], device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for a CUDA device; nothing on a CPU."""
+    """Wait for the current stream of a CUDA device; nothing on a CPU.
+
+    Not for the whole device, which fails while another thread captures a CUDA graph.
+    """
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _summary(times_ms: Sequence[float]) -> Measurement:
