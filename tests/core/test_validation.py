@@ -85,6 +85,7 @@ def engine_for(graph: Any, fault: Fault, tmp: Any = None) -> FakeEngine:
         inputs_at=lambda _: graph.samples[0],
         check=lambda _: None,
         needed_conditions=lambda _, conditions, __: tuple(conditions),
+        latencies=lambda engines: [1.0] * len(engines),
         record_attempt=attempts.append,
     )
     return FakeEngine(request, FakeBackend.name, fault)

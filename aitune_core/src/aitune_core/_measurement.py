@@ -22,7 +22,9 @@ _PAUSE_SECONDS: Final = 0.05
 
 
 def measure(
-    executables: Sequence[Sequence[Callable[[], object]]], device: torch.device
+    executables: Sequence[Sequence[Callable[[], object]]],
+    device: torch.device,
+    budget_seconds: float = _BUDGET_SECONDS,
 ) -> list[Measurement]:
     """Time executables in interleaved rounds.
 
@@ -34,6 +36,7 @@ def measure(
     Args:
         executables: For each executable one call per sample, the same samples in the same order.
         device: Where they run.
+        budget_seconds: Time after which no round begins, once there are enough calls.
 
     Returns:
         One measurement per executable.
@@ -52,7 +55,7 @@ def measure(
             timed.extend(_timed_ms(call, device) for call in calls)
         turns.reverse()
         enough = current + 1 >= _MIN_ROUNDS and len(times[0]) >= _MIN_CALLS
-        if enough and time.perf_counter() - start > _BUDGET_SECONDS:
+        if enough and time.perf_counter() - start > budget_seconds:
             break
     return [_summary(values) for values in times]
 

@@ -32,6 +32,8 @@ __all__ = ["GraphTrial"]
 _log = logging.getLogger(__name__)
 
 _MAX_TIMED_SAMPLES: Final = 8
+#: For a backend that chooses between engines of its own.
+_SECONDS_FOR_A_CHOICE: Final = 0.5
 _Passed: TypeAlias = weakref.WeakKeyDictionary[Engine, CheckResult]
 
 
@@ -139,8 +141,22 @@ class GraphTrial(Trial):
             inputs_at=functools.partial(resize_inputs, self.graph, self._recorded.samples),
             check=check,
             needed_conditions=self._check.needed,
+            latencies=self._latencies,
             record_attempt=attempts.append,
         )
+
+    def _latencies(self, engines: Sequence[Engine]) -> list[float]:
+        samples = _spread(self._recorded.samples)
+        with torch.no_grad():
+            measured = measure(
+                [
+                    [functools.partial(engine.run, sample) for sample in samples]
+                    for engine in engines
+                ],
+                self._device,
+                _SECONDS_FOR_A_CHOICE,
+            )
+        return [measurement.p50_ms for measurement in measured]
 
     def _check_engine(self, backend: Backend, engine: object) -> None:
         if not isinstance(engine, Engine) or not _built_for(self.graph, engine.graph):

@@ -66,6 +66,9 @@ class BuildRequest:
             built, without which it differs from eager; pass them to `Engine.limit_sizes`. Takes
             the engine, the conditions, and a function that follows the module's code with given
             inputs, by which branches at other sizes are found; None where there is none.
+        latencies: Returns the median time of a call of each of some engines, in milliseconds,
+            over recorded calls that are timed beside each other; for backends that have several
+            ways to build.
         record_attempt: Notes a way of building for the report.
     """
 
@@ -79,6 +82,7 @@ class BuildRequest:
     needed_conditions: Callable[
         [Engine, Sequence[SizeCondition], Assumptions | None], tuple[SizeCondition, ...]
     ]
+    latencies: Callable[[Sequence[Engine]], Sequence[float]]
     record_attempt: Callable[[Attempt], None]
 
 
