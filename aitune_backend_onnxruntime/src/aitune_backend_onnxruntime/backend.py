@@ -13,7 +13,12 @@ from torch import nn
 
 from aitune_backend_onnxruntime.config import ONNXExecutionProvider, ONNXRuntimeBackendConfig
 from aitune_backend_onnxruntime.dtypes import check_dtypes
-from aitune_backend_onnxruntime.engine import ExportedModel, ONNXRuntimeEngine, open_engine
+from aitune_backend_onnxruntime.engine import (
+    ExportedModel,
+    ONNXRuntimeEngine,
+    RewrittenModel,
+    open_engine,
+)
 from aitune_backend_onnxruntime.errors import BACKEND_NAME, OnnxExportError
 from aitune_backend_onnxruntime.export import (
     ExportPlan,
@@ -23,28 +28,16 @@ from aitune_backend_onnxruntime.export import (
     older_plan,
 )
 from aitune_backend_onnxruntime.export_errors import depends_on_values, failed_in_translation
-from aitune_backend_onnxruntime.graph_setup import (
-    capture_recorded,
-    capture_stored,
-    checked_sizes,
-)
-from aitune_backend_onnxruntime.model_file import (
-    ModelFileError,
-    facts_of,
-    read_model,
-    trusted_path,
-)
+from aitune_backend_onnxruntime.graph_setup import capture_recorded, capture_stored
+from aitune_backend_onnxruntime.model_file import facts_of, read_model
 from aitune_backend_onnxruntime.providers import check_provider, resolve_provider
+from aitune_backend_onnxruntime.rewriting import rewrite_file
 from aitune_backend_onnxruntime.samples import export_inputs
 from aitune_backend_onnxruntime.session import check_model
+from aitune_backend_onnxruntime.stored import read_stored
+from aitune_backend_onnxruntime.variants import fastest
 from aitune_core.backend import Attempt, Backend
-from aitune_core.errors import (
-    BuildError,
-    CheckpointError,
-    CheckpointFormatError,
-    ConfigError,
-    ValidationError,
-)
+from aitune_core.errors import BuildError, ValidationError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +56,6 @@ _PADDING: Final = (
     "places, which no export does; make it with enable_nested_tensor=False"
 )
 _FROZEN: Final = "not tried: the module's code looks at values, which a trace would freeze"
-_STORED: Final = frozenset({"model", "exporter", "opset", "provider", "options", "graph_sizes"})
 
 
 class ONNXRuntimeBackend(Backend):
@@ -162,8 +154,14 @@ class ONNXRuntimeBackend(Backend):
         if provider is ONNXExecutionProvider.TENSORRT:
             cache_dir = request.work_dir / "tensorrt"
             cache_dir.mkdir(exist_ok=True)
+        on_cuda = provider is ONNXExecutionProvider.CUDA
         model = ExportedModel(
-            path=path, facts=facts, exporter=plan.exporter, options=self.config.to_options()
+            path=path,
+            facts=facts,
+            exporter=plan.exporter,
+            options=self.config.to_options(),
+            rewritten=_rewritten(path) if on_cuda else None,
+            channels_last=facts.half_convolutions,
         )
         engine = open_engine(
             request.graph, request.device, model=model, provider=provider, cache_dir=cache_dir
@@ -172,12 +170,28 @@ class ONNXRuntimeBackend(Backend):
             follow = functools.partial(assumptions, request)
             engine.limit_sizes(request.needed_conditions(engine, exported.conditions, follow))
             request.check(engine)
-            if engine.can_have_graphs:
-                capture_recorded(engine, request)
+            if not on_cuda:
+                return engine
+            notes = {engine: capture_recorded(engine, request)}
         except BaseException:
             engine.close()
             raise
-        return engine
+
+        def opened(model: ExportedModel) -> ONNXRuntimeEngine:
+            other = open_engine(
+                engine.graph, request.device, model=model, provider=provider, cache_dir=None
+            )
+            try:
+                request.check(other)
+                notes[other] = capture_recorded(other, request)
+            except BaseException:
+                other.close()
+                raise
+            return other
+
+        best = fastest(engine, request, opened)
+        request.record_attempt(notes[best])
+        return best
 
     def load(
         self, artifacts: ArtifactReader, graph: GraphSpec, device: torch.device
@@ -192,22 +206,13 @@ class ONNXRuntimeBackend(Backend):
             ProviderUnavailableError: The provider cannot be used here.
             CheckpointError: The stored data cannot be used, or must not be trusted.
         """
-        path, exporter, stored, options = _stored(artifacts)
-        provider = self._provider_on(device, stored)
+        stored = read_stored(artifacts, graph)
+        provider = self._provider_on(device, stored.provider)
         check_provider(provider)
-        files = {name: artifacts.path(name) for name in artifacts.files}
-        try:
-            facts = trusted_path(path, files)
-            check_model(facts, graph)
-        except (ModelFileError, OnnxExportError) as error:
-            msg = f"the stored ONNX model cannot be used: {error}"
-            raise CheckpointError(msg, path=str(path)) from error
-        model = ExportedModel(path=path, facts=facts, exporter=exporter, options=options)
-        sizes = checked_sizes(artifacts.data["graph_sizes"], graph)
-        engine = open_engine(graph, device, model=model, provider=provider, cache_dir=None)
+        engine = open_engine(graph, device, model=stored.model, provider=provider, cache_dir=None)
         if engine.can_have_graphs:
             try:
-                capture_stored(engine, sizes)
+                capture_stored(engine, stored.graph_sizes)
             except BaseException:
                 engine.close()
                 raise
@@ -238,28 +243,12 @@ def _drop_locals(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _stored(
-    artifacts: ArtifactReader,
-) -> tuple[Path, str, ONNXExecutionProvider, dict[str, object]]:
-    """Take the stored data apart; anything unknown is refused."""
-    data = dict(artifacts.data)
-    if set(data) != _STORED:
-        msg = f"the stored data has entries {sorted(data)}, expected {sorted(_STORED)}"
-        raise CheckpointFormatError(msg, expected=sorted(_STORED), got=sorted(data))
-    model, exporter, options = data["model"], data["exporter"], data["options"]
-    try:
-        if not isinstance(model, str) or not isinstance(options, dict):
-            msg = f"the stored model name or options have a wrong type: {model!r}, {options!r}"
-            raise CheckpointFormatError(msg, expected="str and dict", got=(model, options))
-        checked = ONNXRuntimeBackendConfig.from_options(options)
-        provider = ONNXRuntimeBackendConfig(execution_provider=data["provider"]).execution_provider
-    except ConfigError as error:
-        msg = f"the stored options cannot be used: {error}"
-        raise CheckpointFormatError(msg, expected=error.allowed, got=error.value) from error
-    if provider is None or exporter not in {"dynamo", "tracer"}:
-        msg = f"the stored provider or exporter is unknown: {data['provider']!r}, {exporter!r}"
-        raise CheckpointFormatError(msg, got=(data["provider"], exporter))
-    return artifacts.path(model), exporter, provider, checked.to_options()
+def _rewritten(path: Path) -> RewrittenModel | None:
+    """Write the model with operators that are faster on CUDA, beside the model."""
+    target = path.with_name("model_cuda.onnx")
+    if not rewrite_file(path, target):
+        return None
+    return RewrittenModel(target, facts_of(read_model(target)))
 
 
 def _skips_padding(part: nn.Module) -> bool:

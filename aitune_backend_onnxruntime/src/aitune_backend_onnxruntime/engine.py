@@ -34,21 +34,40 @@ if TYPE_CHECKING:
 __all__ = ["ExportedModel", "ONNXRuntimeEngine", "open_engine"]
 
 
+@attrs.frozen
+class RewrittenModel:
+    """A model file that computes the same as another one, with its weights.
+
+    Attributes:
+        path: The file, in the folder of the other one.
+        facts: What it says about itself.
+    """
+
+    path: Path
+    facts: ModelFacts
+
+
 @attrs.frozen(kw_only=True)
 class ExportedModel:
-    """A model on disk, and where it came from.
+    """A model on disk, where it came from, and how a session on CUDA is made of it.
 
     Attributes:
         path: The model file; files with its weights lie next to it.
         facts: What it says about itself.
         exporter: ``"dynamo"`` or ``"tracer"``.
         options: Options of the configuration that it was built with.
+        rewritten: The model with operators that are faster on CUDA; None where there are none.
+        uses_rewritten: Whether sessions on CUDA use that.
+        channels_last: Whether convolutions on CUDA work on channels last.
     """
 
     path: Path
     facts: ModelFacts
     exporter: str
     options: Mapping[str, Any]
+    rewritten: RewrittenModel | None = None
+    uses_rewritten: bool = False
+    channels_last: bool = False
 
 
 class ONNXRuntimeEngine(Engine):
@@ -143,10 +162,16 @@ class ONNXRuntimeEngine(Engine):
         if self._runner is None:
             self.fail_closed("save")
         path = self.model.path
-        for name in (path.name, *self.model.facts.external_files):
+        rewritten = self.model.rewritten if self.model.uses_rewritten else None
+        names = [path.name, *self.model.facts.external_files]
+        if rewritten is not None:
+            names.append(rewritten.path.name)
+        for name in names:
             artifacts.add_file(name, path.parent / name)
         artifacts.data.update(
             model=path.name,
+            rewritten=None if rewritten is None else rewritten.path.name,
+            channels_last=self.model.channels_last,
             exporter=self.model.exporter,
             opset=self.model.facts.opset,
             provider=self.provider.value,
@@ -185,6 +210,9 @@ def open_engine(
         placement = check_placement(session, provider, model.facts)
         runner: Runner = CpuRunner(session, graph)
     else:
+        path, facts = model.path, model.facts
+        if model.uses_rewritten and model.rewritten is not None:
+            path, facts = model.rewritten.path, model.rewritten.facts
         # Private: nobody else may queue work between a run and the events around it.
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         cuda = cuda_options(
@@ -192,7 +220,7 @@ def open_engine(
             device,
             stream=stream.cuda_stream,
             tf32=matmul_tf32_allowed(),
-            nhwc=model.facts.half_convolutions,
+            nhwc=model.channels_last,
         )
         tensorrt = tensorrt_options(
             graph,
@@ -201,8 +229,8 @@ def open_engine(
             cache_dir=cache_dir,
             input_names=[value.name for value in model.facts.inputs],
         )
-        session = open_session(model.path, provider_list(provider, cuda, tensorrt), model.facts)
-        placement = check_placement(session, provider, model.facts)
+        session = open_session(path, provider_list(provider, cuda, tensorrt), facts)
+        placement = check_placement(session, provider, facts)
         # What TensorRT queues may hold more than can be replayed, and cannot be tried here.
         wanted = model.options["cuda_graphs"] if provider is ONNXExecutionProvider.CUDA else False
         if wanted is False:

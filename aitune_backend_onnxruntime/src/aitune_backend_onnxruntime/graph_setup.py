@@ -32,10 +32,11 @@ _IN_ADVANCE: Final = 16
 _STEP: Final = "CUDA graphs"
 
 
-def capture_recorded(engine: ONNXRuntimeEngine, request: BuildRequest) -> None:
+def capture_recorded(engine: ONNXRuntimeEngine, request: BuildRequest) -> Attempt:
     """Capture graphs for recorded sizes, and check the engine once more with them.
 
-    Where it fails, the engine runs plainly, and the report says why.
+    Returns:
+        A note for the report; where it fails, the engine runs plainly, and the note says why.
 
     Raises:
         BuildError: It fails, and ``cuda_graphs=True`` asks for graphs.
@@ -48,13 +49,12 @@ def capture_recorded(engine: ONNXRuntimeEngine, request: BuildRequest) -> None:
             msg = f"cuda_graphs=True, but {error}"
             raise BuildError(msg, backend_name=BACKEND_NAME, step=_STEP) from error
         engine.turn_graphs_off()
-        request.record_attempt(Attempt(_STEP, succeeded=False, detail=f"runs without: {error}"))
-        return
+        return Attempt(_STEP, succeeded=False, detail=f"runs without: {error}")
     count = len(engine.graph_sizes)
     detail = f"captured for {count} {'size' if count == 1 else 'sizes'}"
     if refusals:
         detail += f"; not for {len(refusals)}: {refusals[0]}"
-    request.record_attempt(Attempt(_STEP, succeeded=True, detail=detail))
+    return Attempt(_STEP, succeeded=True, detail=detail)
 
 
 def capture_stored(engine: ONNXRuntimeEngine, sizes: Sequence[dict[str, int]]) -> None:
