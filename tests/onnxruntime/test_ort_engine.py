@@ -73,6 +73,8 @@ def test_stored_data_is_json_and_tells_how_it_was_built(made: Any) -> None:
             "opset_version": 20,
             "cuda_graphs": "auto",
         },
+        "rewritten": None,
+        "channels_last": False,
         "graph_sizes": [],
     }
 
@@ -111,6 +113,9 @@ def test_device_decides_the_provider_on_load(made: Any, stored_in: StoredIn) -> 
         {"provider": None},
         {"exporter": "pickle"},
         {"model": 3},
+        {"rewritten": 3},
+        {"rewritten": "another.onnx"},
+        {"channels_last": 0},
         {"graph_sizes": 3},
         {"graph_sizes": [{"batch": 10}]},
         {"graph_sizes": [{"batch": 2.0}]},

@@ -107,7 +107,10 @@ class Editor:
         name = f"aitune_constant_{next(self._numbers)}"
         tensor = ir.tensor(content, name=name)
         value = ir.Value(
-            name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+            name=name,
+            shape=ir.Shape(content.shape),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
         )
         self.graph.register_initializer(value)
         return value
