@@ -63,6 +63,21 @@ def test_facts_leave_weights_out_of_the_inputs() -> None:
     assert facts.external_files == ()
     assert facts.results["add"].shape == (None, 4)
     assert not facts.half_convolutions
+    assert not facts.float32_products
+
+
+@pytest.mark.parametrize(
+    ("op_type", "elem_type", "expected"),
+    [("MatMul", 1, True), ("MatMul", 10, False), ("MatMul", None, True), ("Relu", 1, False)],
+)
+def test_products_that_may_be_float32_are_noticed(
+    op_type: str, elem_type: int | None, *, expected: bool
+) -> None:
+    node = helper.make_node(op_type, ["x", "w"], ["z"])
+    proto = model([node, helper.make_node("Relu", ["z"], ["y"])])
+    if elem_type is not None:
+        proto.graph.value_info.append(helper.make_tensor_value_info("z", elem_type, ["n", 4]))
+    assert facts_of(proto).float32_products is expected
 
 
 def test_facts_reach_into_branches_and_attributes() -> None:

@@ -219,7 +219,8 @@ def open_engine(
             graph,
             device,
             stream=stream.cuda_stream,
-            tf32=matmul_tf32_allowed(),
+            # Without it, half-precision convolutions get kernels without tensor cores, too.
+            tf32=matmul_tf32_allowed() or not model.facts.float32_products,
             nhwc=model.channels_last,
         )
         tensorrt = tensorrt_options(

@@ -36,7 +36,12 @@ class Value:
     shape: tuple[int | None, ...] | None
 
 
+_FLOAT: Final = onnx.TensorProto.FLOAT
 _HALF: Final = onnx.TensorProto.FLOAT16
+#: Operators that sum up products, for which GPUs have a faster and coarser float32.
+_PRODUCTS: Final = frozenset(
+    {"Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"}
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -50,6 +55,7 @@ class ModelFacts:
         operators: Number of nodes per operator, those of sub-graphs and functions included.
         external_files: Files next to the model that hold weights, in order of first use.
         half_convolutions: Whether convolutions work on float16, for which channels last is faster.
+        float32_products: Whether products or convolutions may work on float32.
         results: First output of each named node of the main graph, by node name.
     """
 
@@ -59,6 +65,7 @@ class ModelFacts:
     operators: Mapping[str, int]
     external_files: tuple[str, ...]
     half_convolutions: bool
+    float32_products: bool
     results: Mapping[str, Value]
 
 
@@ -96,11 +103,18 @@ def facts_of(model: onnx.ModelProto) -> ModelFacts:
             and values[node.output[0]].elem_type == _HALF
             for node in model.graph.node
         ),
+        float32_products=any(_may_be_float32_product(node, values) for node in nodes),
         results={
             node.name: values[node.output[0]]
             for node in model.graph.node
             if node.output and node.output[0] in values
         },
+    )
+
+
+def _may_be_float32_product(node: onnx.NodeProto, values: Mapping[str, Value]) -> bool:
+    return node.op_type in _PRODUCTS and any(
+        name not in values or values[name].elem_type == _FLOAT for name in node.output
     )
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FAST_TYPES", "bias_into_gelu", "biased", "weights_in_order"]
 
-#: Element types that all fused kernels have.
-FAST_TYPES: Final = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
+#: Element types that all fused kernels have on CUDA.
+FAST_TYPES: Final = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _GELUS: Final = {"none": "BiasGelu", "tanh": "FastGelu"}
 _MATRIX: Final = 2
 

@@ -15,6 +15,7 @@ __all__ = ["Mask", "added_mask"]
 _RANK: Final = 4
 #: ONNX Runtime's Attention on CUDA gives zeros for rows whose highest number is not above this.
 _HIDDEN: Final = -1e30
+_LOWEST_HALF: Final = float(np.finfo(np.float16).min)
 
 
 @attrs.frozen(eq=False)
@@ -75,7 +76,7 @@ def _made(
     edit: Editor, node: ir.Node, mask: ir.Value, dtype: ir.DataType, *, boolean: bool
 ) -> Mask:
     kind = dtype.numpy()
-    lowest = max(float(np.finfo(kind).min), _HIDDEN)
+    lowest = _LOWEST_HALF if dtype is ir.DataType.FLOAT16 else _HIDDEN
     floor = edit.constant(np.array(lowest, kind))
     last = edit.integers(_RANK - 1)
     if boolean:

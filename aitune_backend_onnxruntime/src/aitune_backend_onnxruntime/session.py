@@ -54,6 +54,9 @@ _SHAPE_OPERATORS: Final = frozenset(
 )
 #: ``TensorProto.DataType`` of floating-point types.
 _FLOATS: Final = frozenset({1, 10, 11, 16, 17, 18, 19, 20})
+#: Gemm spends as long on copying a bias to its result as on the product, and float32 products of
+#: transposed weights and few rows take several times as long as others.
+_SLOW_ON_CUDA: Final = "MatMulAddFusion;GemmTransposeFusion"
 #: Values that describe sizes are scalars and lists.
 _HIGHEST_SHAPE_RANK: Final = 1
 
@@ -94,8 +97,7 @@ def open_session(
         ("session.record_ep_graph_assignment_info", "1"),
     ]
     if not on_cpu:
-        # On CUDA, Gemm spends as long on copying the bias to its result as on the product.
-        entries.append(("optimization.disable_specified_optimizers", "MatMulAddFusion"))
+        entries.append(("optimization.disable_specified_optimizers", _SLOW_ON_CUDA))
     for key, value in entries:
         options.add_session_config_entry(key, value)
     try:

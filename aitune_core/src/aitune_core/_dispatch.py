@@ -66,13 +66,19 @@ class TunedGraph:
 
     def call(self, inputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
         """Run the engine and return the module's result."""
-        read = inputs
+        return self.result(inputs, self.run(inputs))
+
+    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Run the engine, which changes nothing of the inputs, and return what it gives."""
         for tensor in inputs:
             if tensor.is_neg() or tensor.is_conj():
                 # Signs that are not in memory yet; engines read memory.
-                read = [tensor.resolve_conj().resolve_neg() for tensor in inputs]
+                inputs = [tensor.resolve_conj().resolve_neg() for tensor in inputs]
                 break
-        outputs = self._run(read)
+        return self._run(inputs)
+
+    def result(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
+        """Return the module's result, after the changes of inputs that it makes in place."""
         if self._single:
             return outputs[0]
         with torch.no_grad():

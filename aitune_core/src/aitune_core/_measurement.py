@@ -24,7 +24,7 @@ _PAUSE_SECONDS: Final = 0.05
 def measure(
     executables: Sequence[Sequence[Callable[[], object]]],
     device: torch.device,
-    budget_seconds: float = _BUDGET_SECONDS,
+    budget_seconds: float | None = None,
 ) -> list[Measurement]:
     """Time executables in interleaved rounds.
 
@@ -36,11 +36,13 @@ def measure(
     Args:
         executables: For each executable one call per sample, the same samples in the same order.
         device: Where they run.
-        budget_seconds: Time after which no round begins, once there are enough calls.
+        budget_seconds: Time after which no round begins, once there are enough calls; None means
+            3 seconds.
 
     Returns:
         One measurement per executable.
     """
+    budget = _BUDGET_SECONDS if budget_seconds is None else budget_seconds
     times: list[list[float]] = [[] for _ in executables]
     for _ in range(_WARM_UP_ROUNDS):
         for calls in executables:
@@ -55,7 +57,7 @@ def measure(
             timed.extend(_timed_ms(call, device) for call in calls)
         turns.reverse()
         enough = current + 1 >= _MIN_ROUNDS and len(times[0]) >= _MIN_CALLS
-        if enough and time.perf_counter() - start > budget_seconds:
+        if enough and time.perf_counter() - start > budget:
             break
     return [_summary(values) for values in times]
 

@@ -109,15 +109,39 @@ class ModuleState:
         dispatcher = self.dispatcher
         if dispatcher is None or self.module.training or _transforming(args, kwargs):
             return self.eager(args, kwargs)
-        if self._watch is not None and not self._watch.unchanged():
-            if not self._watch.fake():
-                self._drop_stale(dispatcher)
-            return self.eager(args, kwargs)
+        return self._tuned(dispatcher, args, kwargs)
+
+    def _tuned(
+        self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:  # noqa: ANN401
+        """Run a call on the graph that takes it, if its weights are still the module's."""
         try:
             graph, inputs = dispatcher.find(args, kwargs)
         except Miss as miss:
+            if self._stale(dispatcher):
+                return self.eager(args, kwargs)
             return self._missed(miss.reason, args, kwargs)
-        return graph.call(inputs)
+        try:
+            outputs = graph.run(inputs)
+        except Exception:
+            if self._stale(dispatcher):
+                return self.eager(args, kwargs)
+            raise
+        # Only now, since a GPU works meanwhile; what it makes of old weights is for nobody.
+        if self._stale(dispatcher):
+            return self.eager(args, kwargs)
+        return graph.result(inputs, outputs)
+
+    def _stale(self, dispatcher: Dispatcher) -> bool:
+        """Whether the weights are others than those of tuned graphs, which are then dropped.
+
+        Stand-ins that an exporter puts in place for now drop nothing.
+        """
+        if self._watch is None or self._watch.unchanged():
+            return False
+        if not self._watch.fake():
+            self._drop_stale(dispatcher)
+        return True
 
     def eager(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Run the wrapped module itself."""
@@ -159,7 +183,7 @@ class ModuleState:
             f"{what}; its tuned graphs hold the old ones and are dropped. Calls run eagerly until "
             "it is tuned again"
         )
-        warnings.warn(msg, MissWarning, stacklevel=_STACK_LEVEL - 1)
+        warnings.warn(msg, MissWarning, stacklevel=_STACK_LEVEL)
 
     def _missed(
         self,
@@ -219,5 +243,5 @@ def _proxies(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 #: Frames between the user's call and a warning: Module.__call__, its implementation, forward,
-#: `ModuleState.call` and the method that warns.
-_STACK_LEVEL: Final = 7
+#: `ModuleState.call`, two methods, and the one that warns.
+_STACK_LEVEL: Final = 8
