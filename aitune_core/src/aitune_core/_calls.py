@@ -174,6 +174,32 @@ class CallForm:
             for parameter, value in zip(self.parameters, values, strict=True)
         )
 
+    def written(
+        self, structure: Sequence[Structure], given: int, names: Sequence[str]
+    ) -> list[tuple[int | str, Structure]]:
+        """Return place and structure of each argument of a call as it was written, in flat order.
+
+        Args:
+            structure: The call.
+            given: Number of arguments by position.
+            names: Keywords, in order.
+        """
+        places: list[tuple[int | str, Structure]] = []
+        by_position = {place: index for index, place in enumerate(self._positional[:given])}
+        for position, child in enumerate(structure):
+            name = self.parameters[position].name
+            if position in by_position:
+                places.append((by_position[position], child))
+            elif position == self._var_positional:
+                start = len(self._positional)
+                places += [(start + index, part) for index, part in enumerate(child[-1])]
+            elif position == self._var_keyword:
+                extra = [key for _, key in child[1]]
+                places += list(zip(extra, child[-1], strict=True))
+            elif name in names:
+                places.append((name, child))
+        return places
+
     def values(self, structure: Sequence[Structure], leaves: Sequence[Any]) -> list[Any]:
         """Return bound values for a call structure and its tensors."""
         remaining = iter(leaves)

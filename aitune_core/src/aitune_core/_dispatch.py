@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from aitune_core._calls import CallForm
+from aitune_core._plans import Facts, Plan, Taker, builder, facts_of, taker
 from aitune_core._scalars import CallStructure, family, lift, number_places, scalar_tensor
 from aitune_core._tensors import plain_tensor, share_memory
 from aitune_core._trees import (
@@ -28,7 +29,11 @@ __all__ = ["Dispatcher", "Miss", "TunedGraph"]
 
 #: Accepted calls remembered before the memory starts anew.
 _MAX_REMEMBERED: Final = 4096
+#: Plans per way of writing a call.
+_MAX_PLANS: Final = 8
 _PLAIN_TYPES: Final = frozenset({Tensor, nn.Parameter})
+_Writing: TypeAlias = tuple[Any, ...]
+_Known: TypeAlias = "tuple[CallStructure, Plan, dict[Facts, TunedGraph]]"
 
 
 class Miss(Exception):  # noqa: N818 - control flow, not an error
@@ -60,8 +65,9 @@ class TunedGraph:
         self._run = engine.run
         self.mutated = graph.mutated_inputs
         self._count = graph.result_count
-        self._structure = graph.result_structure
-        self._single = graph.result_structure is HOLE and not graph.mutated_inputs
+        self._single = graph.result_structure == HOLE and not graph.mutated_inputs
+        self._build = builder(graph.result_structure)
+        self._complex = any(spec.dtype.is_complex for spec in graph.inputs)
         self.shape_facts = tuple((spec.dtype, spec.rank, spec.device_type) for spec in graph.inputs)
 
     def call(self, inputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
@@ -70,21 +76,20 @@ class TunedGraph:
 
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Run the engine, which changes nothing of the inputs, and return what it gives."""
-        for tensor in inputs:
-            if tensor.is_neg() or tensor.is_conj():
-                # Signs that are not in memory yet; engines read memory.
-                inputs = [tensor.resolve_conj().resolve_neg() for tensor in inputs]
-                break
+        if any(map(Tensor.is_neg, inputs)) or (self._complex and any(map(torch.is_conj, inputs))):
+            # Signs that are not in memory yet; engines read memory.
+            inputs = [tensor.resolve_conj().resolve_neg() for tensor in inputs]
         return self._run(inputs)
 
     def result(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
         """Return the module's result, after the changes of inputs that it makes in place."""
         if self._single:
             return outputs[0]
-        with torch.no_grad():
-            for index, changed in zip(self.mutated, outputs[self._count :], strict=True):
-                inputs[index].copy_(changed)
-        return unflatten(self._structure, iter(outputs))
+        if self.mutated:
+            with torch.no_grad():
+                for index, changed in zip(self.mutated, outputs[self._count :], strict=True):
+                    inputs[index].copy_(changed)
+        return self._build(iter(outputs))
 
 
 class Dispatcher:
@@ -107,7 +112,9 @@ class Dispatcher:
             self._by_form.setdefault(form, []).append(graph)
             if number_places(form):
                 self._families.setdefault(family(form), []).append(form)
-        self._remembered: dict[Any, TunedGraph] = {}
+        self._remembered: dict[tuple[CallStructure, Facts], TunedGraph] = {}
+        #: By the way in which a call is written: number of positions, and keywords.
+        self._plans: dict[_Writing, tuple[_Known, ...]] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -127,6 +134,24 @@ class Dispatcher:
             CallFormError: The call does not fit the signature.
             Miss: No graph takes it.
         """
+        writing = (len(args), *kwargs)
+        for _, plan, graphs in self._plans.get(writing, ()):
+            leaves = plan.leaves(args, kwargs)
+            if leaves is not None:
+                graph = graphs.get(facts_of(leaves))
+                if graph is not None:
+                    self._check_call(graph, leaves)
+                    return graph, leaves
+                break
+        structure, graph, leaves = self._found(args, kwargs)
+        self._check_call(graph, leaves)
+        self._remember(writing, structure, graph, leaves)
+        return graph, leaves
+
+    def _found(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[CallStructure, TunedGraph, list[Tensor]]:
+        """Find a graph the general way; returns the call's structure, too."""
         leaves: list[Tensor] = []
         try:
             structure = self.call_form.structure(self.call_form.bind(args, kwargs), leaves)
@@ -143,13 +168,43 @@ class Dispatcher:
                 self._check_leaf(position, leaf, structure, grad=grad)
         if self._families and structure not in self._by_form:
             structure, leaves = self._with_inputs_for_numbers(structure, leaves)
-        key = (structure, tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves]))
+        key = (structure, facts_of(leaves))
         graph = self._remembered.get(key)
         if graph is None:
             graph = self._find_slowly(structure, leaves)
             if len(self._remembered) >= _MAX_REMEMBERED:
                 self._remembered.clear()
+                self._plans = {}
             self._remembered[key] = graph
+        return structure, graph, leaves
+
+    def _remember(
+        self,
+        writing: _Writing,
+        structure: CallStructure,
+        graph: TunedGraph,
+        leaves: list[Tensor],
+    ) -> None:
+        """Make a plan for calls that are written like this one, where there can be one."""
+        facts = facts_of(leaves)
+        known = self._plans.get(writing, ())
+        for other, _, graphs in known:
+            if other == structure:
+                graphs[facts] = graph
+                return
+        if len(known) >= _MAX_PLANS:
+            return
+        given, *names = writing
+        takers: list[tuple[int | str, Taker]] = []
+        for place, child in self.call_form.written(structure, int(given), names):
+            take = taker(child)
+            if take is None:
+                return
+            takers.append((place, take))
+        self._plans[writing] = (*known, (structure, Plan(takers), {facts: graph}))
+
+    def _check_call(self, graph: TunedGraph, leaves: list[Tensor]) -> None:
+        """Check what may differ between calls that are otherwise alike."""
         if graph.mutated and share_memory(leaves, graph.mutated):
             msg = "forward changes an input in place that shares memory with another input"
             raise Miss(InputMismatchError(msg, expected="separate memory", got="shared memory"))
@@ -159,7 +214,6 @@ class Dispatcher:
                 "cast the module instead"
             )
             raise Miss(InputMismatchError(msg, path="autocast", expected=False, got=True))
-        return graph, leaves
 
     def _with_inputs_for_numbers(
         self, structure: CallStructure, leaves: list[Tensor]
