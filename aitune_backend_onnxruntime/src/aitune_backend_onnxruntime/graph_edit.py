@@ -102,6 +102,13 @@ class Editor:
         """Put a node with one output before another one, and return the output."""
         return self.add(before, op_type, *inputs, domain=domain, **attributes)[0]
 
+    def turned(self, before: ir.Node, matrix: ir.Value | None) -> ir.Value:
+        """Put the transposition of a matrix before a node."""
+        result = self.add_one(before, "Transpose", matrix, perm=[1, 0])
+        if matrix is not None and matrix.shape is not None:
+            result.type, result.shape = matrix.type, ir.Shape(reversed(matrix.shape))
+        return result
+
     def constant(self, content: np.ndarray[Any, Any]) -> ir.Value:
         """Return a new small constant."""
         name = f"aitune_constant_{next(self._numbers)}"
@@ -118,6 +125,11 @@ class Editor:
     def integers(self, *content: int) -> ir.Value:
         """Return a new constant list of integers."""
         return self.constant(np.array(content, np.int64))
+
+    def zeros(self, size: int, like: ir.Value) -> ir.Value:
+        """Return a new constant vector of zeros, of a value's type."""
+        assert like.dtype is not None  # noqa: S101 - rules look at the type first
+        return self.constant(np.zeros(size, like.dtype.numpy()))
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
         """Let everything that uses a value use another one, which takes over its name."""

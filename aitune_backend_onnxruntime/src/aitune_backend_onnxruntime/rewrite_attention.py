@@ -13,49 +13,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-import numpy as np
-import onnx_ir as ir
 
 from aitune_backend_onnxruntime.graph_edit import (
     MICROSOFT,
     Editor,
     attribute,
     made_by,
-    numbers,
     sizes,
     sole,
 )
-from aitune_backend_onnxruntime.rewrite_linear import FAST_TYPES, biased
-from aitune_backend_onnxruntime.rewrite_mask import Mask, added_mask
+from aitune_backend_onnxruntime.rewrite_heads import PARTS, Heads, heads_of, joined
+from aitune_backend_onnxruntime.rewrite_linear import FAST_TYPES, LENGTH_AND_BATCH, biased
+from aitune_backend_onnxruntime.rewrite_mask import Mask, added_mask, hides_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import onnx_ir as ir
+
 __all__ = ["attention_with_projections"]
 
-_HEADS_FIRST: Final = (0, 2, 1, 3)
-_PARTS_FIRST: Final = (2, 0, 3, 1, 4)
-_SPLIT_RANK: Final = 4
-_PACKED_RANK: Final = 5
-_PARTS: Final = 3
 _MASK_INPUT: Final = 3
 #: Attributes of Attention that change its result, with the value that does nothing.
 _NEUTRAL: Final[dict[str, Any]] = {"softcap": 0.0, "qk_matmul_output_mode": 0}
-
-
-@attrs.frozen(eq=False)
-class _Heads:
-    """Heads of attention.
-
-    Attributes:
-        source: What they were split from: batch, sequence, and the heads of one or three tensors.
-        heads: Number of heads.
-        part: Which of three tensors; None where the source is one.
-    """
-
-    source: ir.Value
-    heads: int
-    part: int | None
 
 
 @attrs.frozen(eq=False)
@@ -73,26 +53,39 @@ def attention_with_projections(edit: Editor) -> int:
     count = 0
     masks: dict[ir.Value, Mask] = {}
     for node in edit.nodes("Attention"):
-        result = _joined(node)
-        heads = [_heads(value) for value in node.inputs[:_PARTS]]
-        if result is None or not _plain(node) or None in heads:
+        result = joined(node)
+        known = [one for one in map(heads_of, node.inputs[:PARTS]) if one is not None]
+        if (
+            result is None
+            or len(known) != PARTS
+            or not _plain(node)
+            or {one.by_length for one in known} != {result.by_length}
+        ):
             continue
-        known = [one for one in heads if one is not None]
-        if len({one.heads for one in known}) != 1:
-            continue
-        causal = bool(attribute(node, "is_causal", 0))
-        mask = node.inputs[_MASK_INPUT] if len(node.inputs) > _MASK_INPUT else None
-        added: Mask | None = None
-        if mask is not None and not _all_true(mask):
-            added = None if causal else added_mask(edit, node, mask, masks)
-            if added is None:
-                continue
-        fused = _fused(edit, node, known, causal=causal, bias=added.bias if added else None)
+        fused = _with_projections(edit, node, known, masks)
         if fused is None:
             continue
-        edit.replace(result, fused if added is None else added.without_hidden(edit, node, fused))
+        if result.by_length:
+            fused = edit.add_one(node, "Transpose", fused, perm=LENGTH_AND_BATCH)
+        edit.replace(result.value, fused)
         count += 1
     return count
+
+
+def _with_projections(
+    edit: Editor, node: ir.Node, heads: Sequence[Heads], masks: dict[ir.Value, Mask]
+) -> ir.Value | None:
+    if len({one.heads for one in heads}) != 1:
+        return None
+    causal = bool(attribute(node, "is_causal", 0))
+    mask = node.inputs[_MASK_INPUT] if len(node.inputs) > _MASK_INPUT else None
+    if mask is None or hides_nothing(mask):
+        return _fused(edit, node, heads, causal=causal, bias=None)
+    added = None if causal else added_mask(edit, node, mask, masks)
+    if added is None:
+        return None
+    fused = _fused(edit, node, heads, causal=False, bias=added.bias)
+    return None if fused is None else added.without_hidden(edit, node, fused)
 
 
 def _plain(node: ir.Node) -> bool:
@@ -105,122 +98,77 @@ def _plain(node: ir.Node) -> bool:
     )
 
 
-def _all_true(mask: ir.Value) -> bool:
-    content = ir.convenience.get_const_tensor(mask)
-    return content is not None and mask.dtype is ir.DataType.BOOL and bool(content.numpy().all())
-
-
-def _joined(node: ir.Node) -> ir.Value | None:
-    """Return the result of attention with its heads joined, if nothing else needs them."""
-    value = node.outputs[0]
-    for op_type in ("Transpose", "Reshape"):
-        if not sole(value):
-            return None
-        (use,) = value.uses()
-        if (use.node.domain, use.node.op_type) != ("", op_type) or use.idx:
-            return None
-        if op_type == "Transpose" and attribute(use.node, "perm", None) != _HEADS_FIRST:
-            return None
-        value = use.node.outputs[0]
-    before, after = sizes(node.outputs[0]), sizes(value)
-    if before is None or after is None or len(before) != _SPLIT_RANK:
-        return None
-    batch, heads, length, size = before
-    whole = heads * size if isinstance(heads, int) and isinstance(size, int) else None
-    return value if after == [batch, length, whole] and None not in after else None
-
-
-def _heads(value: ir.Value | None) -> _Heads | None:
-    transpose = made_by(value, "Transpose")
-    if transpose is not None:
-        return _split(transpose, _HEADS_FIRST, _SPLIT_RANK, None)
-    squeeze = made_by(value, "Squeeze")
-    part = made_by(squeeze.inputs[0], "Slice") if squeeze is not None else None
-    if squeeze is None or part is None or not _is(squeeze.inputs[1], 0):
-        return _gathered(value)
-    start = numbers(part.inputs[1])
-    if start is None or start.size != 1 or not _is(part.inputs[2], int(start.item()) + 1):
-        return None
-    axes, steps = (*part.inputs[3:], None, None)[:2]
-    if not _is(axes, 0) or not (steps is None or _is(steps, 1)):
-        return None
-    transpose = made_by(part.inputs[0], "Transpose")
-    if transpose is None:
-        return None
-    return _split(transpose, _PARTS_FIRST, _PACKED_RANK, int(start.item()))
-
-
-def _gathered(value: ir.Value | None) -> _Heads | None:
-    gather = made_by(value, "Gather")
-    if gather is None or attribute(gather, "axis", 0) != 0:
-        return None
-    index = numbers(gather.inputs[1])
-    transpose = made_by(gather.inputs[0], "Transpose")
-    if index is None or index.ndim or transpose is None:
-        return None
-    return _split(transpose, _PARTS_FIRST, _PACKED_RANK, int(index))
-
-
-def _is(value: ir.Value | None, number: int) -> bool:
-    content = numbers(value)
-    return content is not None and content.size == 1 and int(content.item()) == number
-
-
-def _split(
-    transpose: ir.Node, order: tuple[int, ...], rank: int, part: int | None
-) -> _Heads | None:
-    """Return the heads that a Reshape and a Transpose make of the last axis of a tensor."""
-    reshape = made_by(transpose.inputs[0], "Reshape")
-    if reshape is None or attribute(transpose, "perm", None) != order:
-        return None
-    source = reshape.inputs[0]
-    before, after = sizes(source), sizes(reshape.outputs[0])
-    if source is None or before is None or after is None or len(after) != rank:
-        return None
-    *parts, heads, size = after[2:]
-    if not isinstance(heads, int) or not isinstance(size, int):
-        return None
-    whole = heads * size * (_PARTS if parts else 1)
-    if before != [*after[:2], whole] or None in before or (parts and parts != [_PARTS]):
-        return None
-    return _Heads(source, heads, part)
-
-
 def _fused(
     edit: Editor,
     node: ir.Node,
-    heads: Sequence[_Heads],
+    heads: Sequence[Heads],
     *,
     causal: bool,
     bias: ir.Value | None,
 ) -> ir.Value | None:
+    """Return attention of batch, length, width; a bias is added to the scores."""
     settings: dict[str, Any] = {"num_heads": heads[0].heads, "unidirectional": int(causal)}
     if "scale" in node.attributes:
         settings["scale"] = attribute(node, "scale", None)
-    if heads[0].part is not None:
-        packed = _projection(heads[0].source)
-        same = all(one.source is heads[0].source for one in heads)
-        if packed is None or not same or [one.part for one in heads] != list(range(_PARTS)):
-            return None
+    found = [_projection(one.source) for one in heads]
+    packed = _packed(edit, heads, found) or _side_by_side(edit, node, heads, found)
+    if packed is not None:
         inputs = [packed.source, packed.weight, packed.bias, None, None, bias]
         return edit.add_one(node, "Attention", *_short(inputs), domain=MICROSOFT, **settings)
-    if any(one.part is not None for one in heads):
+    queries, keys = sizes(node.inputs[0]), sizes(node.inputs[1])
+    # Of fewer queries than keys, causal attention is that of the first ones in ONNX only.
+    if (
+        any(one.part is not None for one in heads)
+        or len({one.width for one in heads}) != 1
+        or queries is None
+        or keys is None
+        or (causal and queries[2] != keys[2])
+    ):
         return None
-    found = [_projection(one.source) for one in heads]
-    known = [one for one in found if one is not None]
-    if len(known) == len(heads) and all(one.source is known[0].source for one in known):
-        weight = edit.add_one(node, "Concat", *(one.weight for one in known), axis=1)
-        inputs = [known[0].source, weight, _biases(edit, node, found), None, None, bias]
-        return edit.add_one(node, "Attention", *_short(inputs), domain=MICROSOFT, **settings)
     products = [
         one.source if projection is None or projection.bias is None else projection.product
         for one, projection in zip(heads, found, strict=True)
     ]
-    widths = {(sizes(product) or [None])[-1] for product in products}
-    if len(widths) != 1 or (bias is not None and causal):
-        return None
-    inputs = [*products, _biases(edit, node, found, widths.pop()), None, bias]
+    biases = _biases(edit, node, heads, found) if any(one and one.bias for one in found) else None
+    inputs = [*products, biases, None, bias]
     return edit.add_one(node, "MultiHeadAttention", *_short(inputs), domain=MICROSOFT, **settings)
+
+
+def _packed(
+    edit: Editor, heads: Sequence[Heads], found: Sequence[_Projection | None]
+) -> _Projection | None:
+    """Return the projection of queries, keys and values in one, of batch, length, width."""
+    first, packed = heads[0], found[0]
+    same = all(one.source is first.source for one in heads)
+    if packed is None or not same or [one.part for one in heads] != list(range(PARTS)):
+        return None
+    product = packed.product.producer()
+    assert product is not None  # noqa: S101 - it is the product of a projection
+    bias = packed.bias or edit.zeros(PARTS * first.width, packed.product)
+    packed = attrs.evolve(packed, bias=bias)
+    if not first.by_length:
+        return packed
+    swap = made_by(packed.source, "Transpose")
+    source = swap.inputs[0] if swap is not None else None
+    if swap is None or source is None or attribute(swap, "perm", None) != LENGTH_AND_BATCH:
+        source = edit.add_one(product, "Transpose", packed.source, perm=LENGTH_AND_BATCH)
+    return attrs.evolve(packed, source=source)
+
+
+def _side_by_side(
+    edit: Editor, node: ir.Node, heads: Sequence[Heads], found: Sequence[_Projection | None]
+) -> _Projection | None:
+    """Return three projections of one tensor as one."""
+    known = [one for one in found if one is not None]
+    if (
+        len(known) != len(found)
+        or any(one.part is not None for one in heads)
+        or len({one.width for one in heads}) != 1
+        or len({one.source for one in known}) != 1
+    ):
+        return None
+    weight = edit.add_one(node, "Concat", *(one.weight for one in known), axis=1)
+    return attrs.evolve(known[0], weight=weight, bias=_biases(edit, node, heads, found))
 
 
 def _short(inputs: list[ir.Value | None]) -> list[ir.Value | None]:
@@ -237,7 +185,11 @@ def _projection(value: ir.Value) -> _Projection | None:
     if matmul is None or not sole(value):
         return None
     source, weight = matmul.inputs
-    if source is None or weight is None or not weight.is_initializer():
+    if source is None or weight is None:
+        return None
+    turned = made_by(weight, "Transpose")
+    origin = weight if turned is None else turned.inputs[0]
+    if origin is None or not origin.is_initializer():
         return None
     if len(sizes(weight) or ()) != len("kn"):
         return None
@@ -245,19 +197,16 @@ def _projection(value: ir.Value) -> _Projection | None:
 
 
 def _biases(
-    edit: Editor,
-    node: ir.Node,
-    found: Sequence[_Projection | None],
-    width: int | str | None = None,
-) -> ir.Value | None:
-    """Return the biases of three projections, with zeros where one has none."""
-    biases = [None if one is None else one.bias for one in found]
-    if not any(biases):
-        return None
-    if width is None:
-        width = next((sizes(bias) or [None])[0] for bias in biases if bias is not None)
-    dtype = node.outputs[0].dtype
-    if not isinstance(width, int) or dtype is None:
-        return None
-    zeros = edit.constant(np.zeros(width, dtype.numpy())) if None in biases else None
-    return edit.add_one(node, "Concat", *(bias or zeros for bias in biases), axis=0)
+    edit: Editor, node: ir.Node, heads: Sequence[Heads], found: Sequence[_Projection | None]
+) -> ir.Value:
+    """Return the biases of three projections, with zeros where one has none.
+
+    Without a bias, ONNX Runtime's Attention crashes on CPUs (1.31.1).
+    """
+    biases = [
+        projection.bias
+        if projection is not None and projection.bias is not None
+        else edit.zeros(one.width, node.outputs[0])
+        for one, projection in zip(heads, found, strict=True)
+    ]
+    return edit.add_one(node, "Concat", *biases, axis=0)

@@ -8,9 +8,9 @@ import attrs
 import numpy as np
 import onnx_ir as ir
 
-from aitune_backend_onnxruntime.graph_edit import Editor, sizes
+from aitune_backend_onnxruntime.graph_edit import Editor, made_by, sizes
 
-__all__ = ["Mask", "added_mask"]
+__all__ = ["Mask", "added_mask", "hides_nothing"]
 
 _RANK: Final = 4
 #: ONNX Runtime's Attention on CUDA gives zeros for rows whose highest number is not above this.
@@ -36,6 +36,15 @@ class Mask:
         assert dtype is not None  # noqa: S101 - it is one of those that attention is fast with
         zero = edit.constant(np.zeros((), dtype.numpy()))
         return edit.add_one(node, "Where", self.visible, value, zero)
+
+
+def hides_nothing(mask: ir.Value) -> bool:
+    """Whether a mask is a constant that is true everywhere, or such a one repeated."""
+    expand = made_by(mask, "Expand")
+    if expand is not None and expand.inputs[0] is not None:
+        return hides_nothing(expand.inputs[0])
+    content = ir.convenience.get_const_tensor(mask)
+    return content is not None and mask.dtype is ir.DataType.BOOL and bool(content.numpy().all())
 
 
 def added_mask(

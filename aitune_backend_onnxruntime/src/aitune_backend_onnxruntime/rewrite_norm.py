@@ -11,6 +11,7 @@ from aitune_backend_onnxruntime.graph_edit import (
     made_by,
     same_shape,
     sizes,
+    sole,
 )
 from aitune_backend_onnxruntime.rewrite_linear import FAST_TYPES, biased
 
@@ -27,7 +28,7 @@ _EPSILON: Final = 1e-5
 def sums_into_norm(edit: Editor) -> int:
     """Make ``LayerNormalization(x + y)`` one kernel, which also adds the bias of a product.
 
-    The sum is its fourth output, for what else needs it.
+    The sum is its fourth output where something else needs it.
     """
     count = 0
     for node in edit.nodes("LayerNormalization"):
@@ -40,18 +41,20 @@ def sums_into_norm(edit: Editor) -> int:
             parts, skip = biased(right), left
         x, bias = parts if parts is not None else (left, None)
         skip = skip if parts is not None else right
+        alone = sole(add.outputs[0])
         outputs = edit.add(
             add,
             "SkipLayerNormalization",
             *(x, skip, *_gamma_and_beta(node), *([] if bias is None else [bias])),
             domain=MICROSOFT,
-            outputs=4,
+            outputs=1 if alone else 4,
             epsilon=attribute(node, "epsilon", _EPSILON),
         )
         edit.replace(node.outputs[0], outputs[0])
-        edit.replace(add.outputs[0], outputs[3])
-        # The mean and the deviation are for training, and never written.
-        outputs[1].name = outputs[2].name = ""
+        if not alone:
+            edit.replace(add.outputs[0], outputs[3])
+            # The mean and the deviation are for training, and never written.
+            outputs[1].name = outputs[2].name = ""
         count += 1
     return count
 
@@ -67,7 +70,6 @@ def _fits(node: ir.Node, add: ir.Node) -> bool:
     if left is None or right is None or shape is None or len(shape) != _RANK:
         return False
     gamma, beta = _gamma_and_beta(node)
-    vector = [shape[-1]]
     return (
         attribute(node, "axis", -1) in {-1, _RANK - 1}
         and attribute(node, "stash_type", 1) == 1
@@ -76,7 +78,12 @@ def _fits(node: ir.Node, add: ir.Node) -> bool:
         and same_shape(left, right)
         and same_shape(left, add.outputs[0])
         and isinstance(shape[-1], int)
-        and sizes(gamma) == vector
-        and (beta is None or sizes(beta) == vector)
+        and gamma is not None
+        and all(part is None or _is_vector(part, shape[-1]) for part in (gamma, beta))
         and not any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
     )
+
+
+def _is_vector(value: ir.Value, size: int | str | None) -> bool:
+    """Whether a value is there before any node runs, and has one axis of a size."""
+    return value.is_initializer() and sizes(value) == [size]

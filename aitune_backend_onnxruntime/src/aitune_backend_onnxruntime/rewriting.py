@@ -13,7 +13,12 @@ from aitune_backend_onnxruntime.rewrite_convolution import (
     means_into_pooling,
     patches_into_product,
 )
-from aitune_backend_onnxruntime.rewrite_linear import bias_into_gelu, weights_in_order
+from aitune_backend_onnxruntime.rewrite_linear import (
+    bias_into_gelu,
+    rows_into_product,
+    swaps_around_product,
+    weights_in_order,
+)
 from aitune_backend_onnxruntime.rewrite_norm import sums_into_norm
 
 if TYPE_CHECKING:
@@ -24,7 +29,9 @@ __all__ = ["rewrite_file"]
 
 #: In this order, with what each changes.
 _RULES: Final[tuple[tuple[str, Callable[[Editor], int]], ...]] = (
+    ("rows as a product", rows_into_product),
     ("attention with its projections", attention_with_projections),
+    ("swaps around a product", swaps_around_product),
     ("patches as a product", patches_into_product),
     ("bias in GELU", bias_into_gelu),
     ("sum and bias in layer normalisation", sums_into_norm),
