@@ -17,6 +17,7 @@ from onnxruntime.capi import _pybind_state as ort_c
 from aitune_backend_onnxruntime.dtypes import onnx_type
 from aitune_backend_onnxruntime.errors import EngineRunError
 from aitune_backend_onnxruntime.session import ORT_ERRORS
+from aitune_backend_onnxruntime.staging import Key, Stage, StageCache, copied, copy_all, key_of
 from aitune_core.specs import DynamicDim
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ _CPU: Final = torch.device("cpu")
 #: Input shapes for which output shapes are remembered.
 _REMEMBERED_SHAPES: Final = 256
 _FATAL_SEVERITY: Final = 4
+#: Bytes of a call's tensors up to which copies cost less than binding.
+_STAGED_BYTES: Final = 2**15
 #: Name of plain GPU memory in ``OrtMemoryInfo``; all others, "CudaPinned" too, are on the host.
 _GPU_MEMORY: Final = "Cuda"
 
@@ -176,6 +179,8 @@ class CpuRunner(Runner):
             ort_c.OrtDevice.cpu(), ort_c.OrtDevice.default_memory(), 0, 0
         )
         self._options = quiet_run_options()
+        self._places = [slot.index for slot in self.inputs]
+        self._stages = StageCache()
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run on inputs that fit the graph; the results are the caller's.
@@ -183,6 +188,10 @@ class CpuRunner(Runner):
         Raises:
             EngineRunError: ONNX Runtime failed.
         """
+        key = key_of(inputs)
+        stage = self._stages.take(key)
+        if stage is not None:
+            return self._run_staged(key, stage, inputs)
         predicted = self.predicted_shapes(inputs)
         # The list keeps contiguous copies alive until the run is over.
         bound = [plain(inputs[slot.index]) for slot in self.inputs]
@@ -192,9 +201,34 @@ class CpuRunner(Runner):
             results = self._run_again(bound, error)
         else:
             if None not in predicted:
+                self._prepare(key, bound, results)
                 return results
         self.learn(inputs, predicted, results)
         return results
+
+    def _run_staged(self, key: Key, stage: Stage, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run on tensors that are bound already, which saves more than copies of them cost."""
+        copy_all(stage.inputs, [inputs[place] for place in self._places])
+        try:
+            self._session.run_with_iobinding(stage.binding, self._options)
+        except ORT_ERRORS as error:
+            raise run_error(error) from error
+        results = copied(stage.outputs)
+        self._stages.give(key, stage)
+        return results
+
+    def _prepare(self, key: Key, bound: list[Tensor], results: list[Tensor]) -> None:
+        """Bind tensors for calls of this shape, if all are small and none is empty."""
+        sizes = [tensor.nbytes for tensor in (*bound, *results)]
+        # Shapes that were learned may depend on values.
+        if self._must_learn or 0 in sizes or sum(sizes) > _STAGED_BYTES:
+            return
+        with torch.inference_mode(mode=False), torch.no_grad():
+            inputs, outputs = (
+                [torch.empty(tensor.shape, dtype=tensor.dtype, device=_CPU) for tensor in tensors]
+                for tensors in (bound, results)
+            )
+        self._stages.give(key, Stage(inputs, outputs, self._bound(inputs, outputs)))
 
     def _run_again(self, bound: list[Tensor], error: Exception) -> list[Tensor]:
         """Run without predicted shapes, which tells a wrong prediction from a real failure."""
@@ -204,22 +238,29 @@ class CpuRunner(Runner):
             raise run_error(second) from error
 
     def _run(self, bound: list[Tensor], shapes: Sequence[Shape | None]) -> list[Tensor]:
-        binding = ort_c.SessionIOBinding(self._session)
-        device = self._device
-        for slot, tensor in zip(self.inputs, bound, strict=True):
-            binding.bind_input(slot.name, device, slot.onnx_type, tensor.shape, tensor.data_ptr())
-        results: list[Tensor | None] = []
-        for output, shape in zip(self.outputs, shapes, strict=True):
-            result = None if shape is None else torch.empty(shape, dtype=output.dtype, device=_CPU)
-            if result is None or not result.numel():
-                binding.bind_output(output.name, device)
-            else:
-                binding.bind_output(output.name, device, output.onnx_type, shape, result.data_ptr())
-            results.append(result)
+        results = [
+            None if shape is None else torch.empty(shape, dtype=output.dtype, device=_CPU)
+            for output, shape in zip(self.outputs, shapes, strict=True)
+        ]
+        binding = self._bound(bound, results)
         self._session.run_with_iobinding(binding, self._options)
         if all(result is not None and result.numel() for result in results):
             return results  # type: ignore[return-value]
         return self._collect(binding, results)
+
+    def _bound(self, inputs: Sequence[Tensor], results: Sequence[Tensor | None]) -> Any:  # noqa: ANN401
+        binding = ort_c.SessionIOBinding(self._session)
+        device = self._device
+        for slot, tensor in zip(self.inputs, inputs, strict=True):
+            binding.bind_input(slot.name, device, slot.onnx_type, tensor.shape, tensor.data_ptr())
+        for output, result in zip(self.outputs, results, strict=True):
+            if result is None or not result.numel():
+                binding.bind_output(output.name, device)
+            else:
+                binding.bind_output(
+                    output.name, device, output.onnx_type, result.shape, result.data_ptr()
+                )
+        return binding
 
     def _collect(self, binding: Any, results: list[Tensor | None]) -> list[Tensor]:  # noqa: ANN401
         """Copy what ONNX Runtime allocated."""

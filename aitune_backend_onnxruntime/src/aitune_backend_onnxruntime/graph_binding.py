@@ -24,6 +24,7 @@ from aitune_backend_onnxruntime.graphs import (
     captured,
 )
 from aitune_backend_onnxruntime.session import ORT_ERRORS
+from aitune_backend_onnxruntime.staging import copied, copy_all, key_of
 from aitune_backend_onnxruntime.timeline import current_stream
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class GraphRunner(CudaRunner):
     def _run_here(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         if not self.replays or torch.cuda.is_current_stream_capturing():
             return super()._run_here(inputs)
-        key = tuple([tensor.shape for tensor in inputs])
+        key = key_of(inputs)
         with self._lock:
             graph = self.graphs.get(key)
             if graph is not None:
@@ -115,7 +116,7 @@ class GraphRunner(CudaRunner):
         try:
             self._capture(inputs, results)
         except GraphRefusedError as error:
-            first = self.graphs.refuse(tuple([tensor.shape for tensor in inputs]), error)
+            first = self.graphs.refuse(key_of(inputs), error)
             if self.graphs.always:
                 msg = f"cuda_graphs=True, but {error}; use cuda_graphs='auto' to run without"
                 raise EngineRunError(msg) from error
@@ -162,7 +163,7 @@ class GraphRunner(CudaRunner):
         )
         graph.free_with(self._driver)
         _check_replay(self._replayed(graph, inputs), results)
-        self.graphs.put(tuple([tensor.shape for tensor in inputs]), graph)
+        self.graphs.put(key_of(inputs), graph)
 
     def _warm_up(
         self, targets: list[Tensor], inputs: list[Tensor], run: Callable[[], object]
@@ -171,8 +172,7 @@ class GraphRunner(CudaRunner):
         caller = current_stream(self._index)
         self._timeline.enter(caller)
         try:
-            with torch.no_grad():
-                _copy(targets, inputs)
+            copy_all(targets, inputs)
             self._follow(self._stream, caller, self._before)
             for _ in range(_WARM_UP_RUNS):
                 run()
@@ -189,8 +189,8 @@ class GraphRunner(CudaRunner):
         read = [inputs[place] for place in self._places]
         index = self._index
         for tensor in read:
-            if tensor.get_device() != index or tensor.requires_grad:
-                read = [self._prepared(slot, inputs[slot.index]).detach() for slot in self.inputs]
+            if tensor.get_device() != index:
+                read = [self._prepared(slot, inputs[slot.index]) for slot in self.inputs]
                 break
         stream = current_stream(index)
         if stream not in graph.streams:
@@ -200,30 +200,15 @@ class GraphRunner(CudaRunner):
         try:
             self._timeline.enter(stream)
             try:
-                _copy(graph.inputs, read)
+                copy_all(graph.inputs, read)
                 self._driver.launch(graph.executable, stream)
-                results = _copies(graph.outputs)
+                results = copied(graph.outputs)
             finally:
                 self._timeline.leave(stream)
         except CudaDriverError as error:
             msg = f"the replay of a CUDA graph failed: {error}"
             raise EngineRunError(msg) from error
         return results if self._all_on_gpu else self._delivered(results)
-
-
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if len(targets) == 1:
-        targets[0].copy_(sources[0])
-    elif targets:
-        torch._foreach_copy_(targets, sources)  # one kernel for all that are alike
-
-
-def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    if len(tensors) == 1:
-        return [tensors[0].clone()]
-    copies = [torch.empty_like(tensor) for tensor in tensors]
-    _copy(copies, tensors)
-    return copies
 
 
 def _check_replay(replayed: Sequence[Tensor], expected: Sequence[Tensor]) -> None:

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import torch
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["CapturedGraph", "GraphCache", "GraphRefusedError", "Slab", "captured"]
+    from aitune_backend_onnxruntime.staging import Key
 
-Key: TypeAlias = "tuple[torch.Size, ...]"
+__all__ = ["CapturedGraph", "GraphCache", "GraphRefusedError", "Slab", "captured"]
 
 #: Graphs kept per session; the one that was replayed longest ago makes room.
 MAX_GRAPHS: Final = 64
