@@ -106,7 +106,7 @@ def test_rewritten_model_must_be_among_the_files(made: Any, stored_in: StoredIn)
     artifacts = stored_in(made.build(), "stored")
     data = {**artifacts.data, "rewritten": "another.onnx"}
     reader = ArtifactReader(artifacts.directory, artifacts.files, data)
-    with pytest.raises(CheckpointError, match="no file 'another.onnx'"):
+    with pytest.raises(CheckpointError, match=r"no file 'another\.onnx'"):
         ONNXRuntimeBackend().load(reader, made.request.graph, CPU)
 
 
