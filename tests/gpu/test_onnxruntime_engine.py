@@ -246,9 +246,11 @@ def test_close_gives_memory_back(make: Callable[..., Any]) -> None:
     made = batched(make, module, torch.randn(8, 8192))
     made.build().close()
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info()[0]
     for _ in range(3):
         engine = made.build()
+        torch.cuda.empty_cache()
         held = before - torch.cuda.mem_get_info()[0]
         engine.close()
         torch.cuda.synchronize()

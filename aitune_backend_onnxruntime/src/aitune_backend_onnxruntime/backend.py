@@ -166,13 +166,15 @@ class ONNXRuntimeBackend(Backend):
         engine = open_engine(
             request.graph, request.device, model=model, provider=provider, cache_dir=cache_dir
         )
+        notes: dict[ONNXRuntimeEngine, Attempt] = {}
         try:
             follow = functools.partial(assumptions, request)
             engine.limit_sizes(request.needed_conditions(engine, exported.conditions, follow))
             request.check(engine)
             if not on_cuda:
                 return engine
-            notes = {engine: capture_recorded(engine, request)}
+            if engine.can_have_graphs:
+                notes[engine] = capture_recorded(engine, request)
         except BaseException:
             engine.close()
             raise
@@ -183,14 +185,16 @@ class ONNXRuntimeBackend(Backend):
             )
             try:
                 request.check(other)
-                notes[other] = capture_recorded(other, request)
+                if other.can_have_graphs:
+                    notes[other] = capture_recorded(other, request)
             except BaseException:
                 other.close()
                 raise
             return other
 
         best = fastest(engine, request, opened)
-        request.record_attempt(notes[best])
+        if best in notes:
+            request.record_attempt(notes[best])
         return best
 
     def load(
