@@ -63,6 +63,32 @@ def test_cuda_graphs_takes_three_values(value: object) -> None:
         assert ONNXRuntimeBackendConfig(cuda_graphs=allowed).cuda_graphs is allowed
 
 
+@pytest.mark.parametrize("value", ["fp8", "float16", 16, True, ""])
+def test_unknown_precision_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="fp16, bf16 or None") as caught:
+        ONNXRuntimeBackendConfig(precision=value)  # type: ignore[arg-type]
+    assert caught.value.field == "precision"
+
+
+@pytest.mark.parametrize("value", ["head", ("",), (1,), {"head": 1}, None])
+def test_parts_in_float32_are_names(value: object) -> None:
+    with pytest.raises(ConfigError, match="must be names") as caught:
+        ONNXRuntimeBackendConfig(precision="fp16", float32_parts=value)  # type: ignore[arg-type]
+    assert caught.value.field == "float32_parts"
+
+
+def test_parts_in_float32_need_a_precision() -> None:
+    with pytest.raises(ConfigError, match="set precision, too"):
+        ONNXRuntimeBackendConfig(float32_parts=("head",))
+
+
+def test_precision_survives_json() -> None:
+    config = ONNXRuntimeBackendConfig(precision="BF16", float32_parts=["head"])
+    options = json.loads(json.dumps(config.to_options()))
+    assert (options["precision"], options["float32_parts"]) == ("bf16", ["head"])
+    assert ONNXRuntimeBackendConfig.from_options(options) == config
+
+
 def test_unknown_option_is_named_by_both_ways_in() -> None:
     for make in (ONNXRuntimeBackendConfig, lambda **o: ONNXRuntimeBackendConfig.from_options(o)):
         with pytest.raises(ConfigError) as caught:

@@ -72,6 +72,8 @@ def test_stored_data_is_json_and_tells_how_it_was_built(made: Any) -> None:
             "execution_provider": None,
             "opset_version": 20,
             "cuda_graphs": "auto",
+            "precision": None,
+            "float32_parts": [],
         },
         "rewritten": None,
         "channels_last": False,

@@ -30,6 +30,7 @@ from aitune_backend_onnxruntime.export import (
 from aitune_backend_onnxruntime.export_errors import depends_on_values, failed_in_translation
 from aitune_backend_onnxruntime.graph_setup import capture_recorded, capture_stored
 from aitune_backend_onnxruntime.model_file import facts_of, read_model
+from aitune_backend_onnxruntime.precision import first_overflow, lowered
 from aitune_backend_onnxruntime.providers import check_provider, resolve_provider
 from aitune_backend_onnxruntime.rewriting import rewrite_file
 from aitune_backend_onnxruntime.samples import export_inputs
@@ -100,6 +101,8 @@ class ONNXRuntimeBackend(Backend):
             return self._build(request)
 
     def _build(self, request: BuildRequest) -> ONNXRuntimeEngine:
+        if self.config.precision is not None:
+            request = lowered(request, self.config.precision, self.config.float32_parts)
         inputs = export_inputs(request)
         failures: list[tuple[ExportPlan, BuildError | ValidationError]] = []
         plans = deque(export_plans(self.config, request.graph))
@@ -119,10 +122,33 @@ class ONNXRuntimeBackend(Backend):
                     Attempt(plan.step, succeeded=False, detail=_detail(plan, error))
                 )
             else:
-                detail = "; ".join(filter(None, [plan.note, _limits(request.graph, engine.graph)]))
+                dtype = engine.compute_dtype
+                notes = (
+                    plan.note,
+                    _limits(request.graph, engine.graph),
+                    "" if dtype is None else f"computes in {str(dtype).removeprefix('torch.')}",
+                )
+                detail = "; ".join(filter(None, notes))
                 request.record_attempt(Attempt(plan.step, succeeded=True, detail=detail))
                 return engine
-        raise _summary(failures, request)
+        raise _summary(failures, request, self._advice(failures, request))
+
+    def _advice(
+        self,
+        failures: list[tuple[ExportPlan, BuildError | ValidationError]],
+        request: BuildRequest,
+    ) -> str:
+        """Say what may help where half precision is the reason, or a padding mask."""
+        lines = [_PADDING] if any(map(_skips_padding, request.module.modules())) else []
+        differs = any(isinstance(error, ValidationError) for _, error in failures)
+        if self.config.precision is not None and differs:
+            part = first_overflow(request)
+            found = "" if part is None else f": part {part!r} overflows"
+            lines.append(
+                f"note: computed in {self.config.precision.dtype}{found}; parts that "
+                "float32_parts names stay in float32, and precision='bf16' overflows later"
+            )
+        return "\n".join(lines)
 
     def _worth_older_opset(
         self,
@@ -260,7 +286,9 @@ def _skips_padding(part: nn.Module) -> bool:
 
 
 def _summary(
-    failures: list[tuple[ExportPlan, BuildError | ValidationError]], request: BuildRequest
+    failures: list[tuple[ExportPlan, BuildError | ValidationError]],
+    request: BuildRequest,
+    advice: str,
 ) -> BuildError:
     """Return one error for all attempts, caused by the most telling one."""
     checks = [error for _, error in failures if isinstance(error, ValidationError)]
@@ -272,8 +300,8 @@ def _summary(
     ]
     ways = "the only way" if len(failures) == 1 else f"any of {len(failures)} ways"
     msg = "\n".join((f"graph {request.graph.name!r} could not be built in {ways}:", *lines))
-    if any(map(_skips_padding, request.module.modules())):
-        msg += f"\n{_PADDING}"
+    if advice:
+        msg += f"\n{advice}"
     if isinstance(cause, OnnxExportError):
         summary: BuildError = OnnxExportError(msg, exporter=cause.exporter, hint=cause.hint)
     else:

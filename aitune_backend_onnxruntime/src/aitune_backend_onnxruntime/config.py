@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import attrs
+import torch
 
 from aitune_core.config import BackendConfig
 from aitune_core.errors import ConfigError
@@ -16,6 +18,7 @@ __all__ = [
     "CudaGraphs",
     "ONNXExecutionProvider",
     "ONNXRuntimeBackendConfig",
+    "Precision",
 ]
 
 CudaGraphs: TypeAlias = Literal["auto"] | bool
@@ -49,6 +52,44 @@ _ORT_NAMES: Final = {
     "tensorrt": "TensorrtExecutionProvider",
     "cpu": "CPUExecutionProvider",
 }
+
+
+class Precision(enum.StrEnum):
+    """Half precision in which a float32 module is computed."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Torch's element type."""
+        return torch.float16 if self is Precision.FP16 else torch.bfloat16
+
+
+def _precision(value: object) -> Precision | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and value.lower() in set(Precision):
+        return Precision(value.lower())
+    allowed = tuple(precision.value for precision in Precision)
+    msg = f"precision must be one of {', '.join(allowed)} or None, got {value!r}"
+    raise ConfigError(msg, field="precision", value=value, allowed=allowed)
+
+
+def _check_parts(
+    config: ONNXRuntimeBackendConfig, attribute: attrs.Attribute[Any], value: object
+) -> None:
+    names = isinstance(value, tuple) and all(isinstance(name, str) and name for name in value)
+    if not names:
+        msg = f"{attribute.name} must be names of parts of the module, got {value!r}"
+        raise ConfigError(msg, field=attribute.name, value=value, allowed="names of parts")
+    if value and config.precision is None:
+        msg = f"{attribute.name} is for a precision, got {value!r} without; set precision, too"
+        raise ConfigError(msg, field=attribute.name, value=value, allowed=())
+
+
+def _names(value: object) -> object:
+    return tuple(value) if isinstance(value, list | tuple) else value
 
 
 def _provider(value: object) -> ONNXExecutionProvider | None:
@@ -107,6 +148,11 @@ class ONNXRuntimeBackendConfig(BackendConfig):
             is an error (a call while another engine is being created runs plainly). While a
             capture goes on, some milliseconds, `torch.cuda.synchronize` fails in other threads: a
             limit of CUDA. The provider TensorRT runs without.
+        precision: Half precision to compute in: ``"fp16"`` or ``"bf16"``. Weights of float32 are
+            cast in a copy of the module, inputs and outputs keep their types, and the numeric
+            check allows what that precision rounds. None leaves the module as it is.
+        float32_parts: Names of parts, as in ``named_modules()``, that stay in float32, such as
+            those that overflow.
 
     Raises:
         ConfigError: A name is unknown or a value cannot be used.
@@ -118,14 +164,20 @@ class ONNXRuntimeBackendConfig(BackendConfig):
     )
     opset_version: int | None = attrs.field(default=None, validator=_check_opset)
     cuda_graphs: CudaGraphs = attrs.field(default="auto", validator=_check_graphs)
+    precision: Precision | None = attrs.field(default=None, converter=_precision)
+    float32_parts: tuple[str, ...] = attrs.field(
+        default=(), converter=_names, validator=_check_parts
+    )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all by keyword
         self,
         *,
         use_dynamo: bool = True,
         execution_provider: ONNXExecutionProvider | str | None = None,
         opset_version: int | None = None,
         cuda_graphs: CudaGraphs = "auto",
+        precision: Precision | str | None = None,
+        float32_parts: Sequence[str] = (),
         **unknown: Any,  # noqa: ANN401 - only named in the error
     ) -> None:
         for name, value in unknown.items():
@@ -138,4 +190,6 @@ class ONNXRuntimeBackendConfig(BackendConfig):
             execution_provider=execution_provider,
             opset_version=opset_version,
             cuda_graphs=cuda_graphs,
+            precision=precision,
+            float32_parts=float32_parts,
         )

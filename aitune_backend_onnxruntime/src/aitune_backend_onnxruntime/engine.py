@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from aitune_backend_onnxruntime.binding import CpuRunner, Runner
-from aitune_backend_onnxruntime.config import ONNXExecutionProvider
+from aitune_backend_onnxruntime.config import ONNXExecutionProvider, Precision
 from aitune_backend_onnxruntime.cuda_binding import CudaRunner
 from aitune_backend_onnxruntime.errors import BACKEND_NAME
 from aitune_backend_onnxruntime.graph_binding import GraphRunner
@@ -93,6 +93,9 @@ class ONNXRuntimeEngine(Engine):
         placement: Mapping[str, int],
     ) -> None:
         super().__init__(graph, device, BACKEND_NAME)
+        precision = model.options["precision"]
+        if precision is not None:
+            self.compute_dtype = Precision(precision).dtype
         self.model = model
         self.provider = provider
         self.placement = dict(placement)

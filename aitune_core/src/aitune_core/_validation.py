@@ -67,6 +67,9 @@ class EngineCheck:
             if broken:
                 outside.append(f"{case.label}: the engine takes sizes with {broken}")
                 continue
+            if case.extreme and engine.compute_dtype is not None:
+                outside.append(f"{case.label}: the engine computes in {engine.compute_dtype}")
+                continue
             for difference in self._differences(engine, case):
                 if difference.share >= worst.share:
                     worst = attrs.evolve(
@@ -172,17 +175,21 @@ class EngineCheck:
             if got.requires_grad:
                 msg = f"output {spec.path!r} of the engine requires grad; engines compute none"
                 raise ValidationError(msg, output=spec.path, kind="grad", case=case.label)
-        yield from self._compared(case, case.reference, outputs)
+        yield from self._compared(case, case.reference, outputs, engine.compute_dtype)
 
     def _compared(
-        self, case: Case, reference: Sequence[Tensor], outputs: Sequence[Tensor]
+        self,
+        case: Case,
+        reference: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        computes: torch.dtype | None,
     ) -> Sequence[Difference]:
         """Compare with eager; where that fails, also with what else eager may give.
 
         That is, where it used TF32, what it gives in full float32; and at values that were not
         recorded, what it gives for inputs that differ by rounding errors.
         """
-        shares = [_share(expected) for expected in reference]
+        shares = [_share(expected, computes) for expected in reference]
         try:
             return self._compared_with(reference, case, outputs, shares)
         except ValidationError as error:
@@ -231,6 +238,9 @@ def _saturated(expected: Tensor, scale: float) -> float:
     return max(_SATURATED, scale) * torch.finfo(expected.dtype).eps if real else 0.0
 
 
-def _share(expected: Tensor) -> float:
+def _share(expected: Tensor, computes: torch.dtype | None) -> float:
     reduced = expected.dtype is torch.float32 and reduced_matmul(expected.device)
-    return TF32_TOLERANCE if reduced else tolerance(expected.dtype)
+    share = TF32_TOLERANCE if reduced else tolerance(expected.dtype)
+    if computes is None or not expected.is_floating_point():
+        return share
+    return max(share, tolerance(computes))

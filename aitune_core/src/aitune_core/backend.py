@@ -158,7 +158,13 @@ class Engine(ABC):
         graph: The graph that the engine was built for.
         device: Where it runs.
         backend_name: Name of the backend that built it.
+
+    Attributes:
+        compute_dtype: Coarsest floating-point type in which the engine computes, if that is coarser
+            than the types of the graph: what it rounds is allowed then. None means as the graph.
     """
+
+    compute_dtype: torch.dtype | None = None
 
     def __init__(self, graph: GraphSpec, device: torch.device, backend_name: str) -> None:
         self.graph = graph
