@@ -379,6 +379,10 @@ def test_variant_is_rewritten_as_it_allows(
     assert {name: found[name] for name in operators} == operators
 
 
+_SQUARE: Final = ATTENTION.with_text(("2,6,8", "2,4,8")).with_constants(
+    heads=_sizes(2, 4, 4, 2), joined=_sizes(2, 4, 8)
+)
+
 #: What must stay as it is.
 LEFT: Final[dict[str, Written]] = {
     "attention of doubles": ATTENTION.with_text(("float[", "double[")),
@@ -391,8 +395,18 @@ LEFT: Final[dict[str, Written]] = {
         ("(float[2,6,8] y)", "(float[2,6,8] y, float[2,4,6,6] scores)"),
     ),
     "heads joined in another order": ATTENTION.with_text(
-        ("t = Transpose<perm = [0, 2, 1, 3]>", "t = Transpose<perm = [0, 2, 3, 1]>")
+        (" t = Transpose<perm = [0, 2, 1, 3]>", " t = Transpose<perm = [0, 2, 3, 1]>")
     ),
+    # Where lengths and heads are as many, only the order of axes tells them apart.
+    "as many heads as tokens, not moved back": _SQUARE.with_text(
+        (" t = Transpose<perm = [0, 2, 1, 3]>", " t = Transpose<perm = [0, 1, 2, 3]>")
+    ),
+    "as many heads as tokens, not moved": _SQUARE.with_text(
+        ("vt = Transpose<perm = [0, 2, 1, 3]>", "vt = Transpose<perm = [0, 1, 2, 3]>")
+    ),
+    "as many heads as tokens in parts, not moved": PACKED.with_text(
+        ("2,6,8", "2,4,8"), ("perm = [2, 0, 3, 1, 4]", "perm = [2, 0, 1, 3, 4]")
+    ).with_constants(heads=_sizes(2, 4, 3, 4, 2), joined=_sizes(2, 4, 8)),
     "heads joined to another shape": ATTENTION.with_text(
         ("=> (float[2,6,8] y)", "=> (float[2,12,4] y)")
     ).with_constants(joined=_sizes(2, 12, 4)),
@@ -429,6 +443,7 @@ LEFT: Final[dict[str, Written]] = {
     "normalisation of two axes": NORM.with_text(("epsilon", "axis = 1, epsilon")).with_constants(
         gamma=_floats(6, 8), beta=_floats(6, 8)
     ),
+    "normalisation of two axes with one scale": NORM.with_text(("epsilon", "axis = 1, epsilon")),
     "normalisation with a free scale": NORM.with_text(("gamma", "free")),
     "normalisation with a scale to broadcast": NORM.with_constants(
         gamma=_floats(1), beta=_floats(1)
@@ -449,6 +464,12 @@ LEFT: Final[dict[str, Written]] = {
     "GELU without a product": GELU.with_text(("MatMul(x, w)", "Neg(x)")),
     "patches with a margin": PATCHES.with_text(
         ("strides", "pads = [0, 0, 2, 0], strides"), ("[2,8,5]", "[2,10,5]")
+    ),
+    "patches with a margin that leaves their number": PATCHES.with_text(
+        ("strides", "pads = [1, 0, 0, 0], strides")
+    ),
+    "patches that overlap in the same number": PATCHES.with_text(
+        ("strides = [2, 3]", "strides = [2, 2]")
     ),
     "patches that overlap": PATCHES.with_text(
         ("strides = [2, 3]", "strides = [1, 3]"), ("[2,8,5]", "[2,14,5]")
