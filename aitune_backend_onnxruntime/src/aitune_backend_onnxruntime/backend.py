@@ -36,7 +36,7 @@ from aitune_backend_onnxruntime.rewriting import rewrite_file
 from aitune_backend_onnxruntime.samples import export_inputs
 from aitune_backend_onnxruntime.session import check_model
 from aitune_backend_onnxruntime.stored import read_stored
-from aitune_backend_onnxruntime.variants import fastest
+from aitune_backend_onnxruntime.variants import faster_of, fastest
 from aitune_core.backend import Attempt, Backend
 from aitune_core.errors import BuildError, ValidationError
 
@@ -56,6 +56,8 @@ _PADDING: Final = (
     "note: with a padding mask, nn.TransformerEncoder's fused eager path writes zeros at padded "
     "places, which no export does; make it with enable_nested_tensor=False"
 )
+#: Operators of newer opsets without a kernel on CUDA.
+_TAKEN_APART: Final = frozenset({"GroupNormalization"})
 _FROZEN: Final = "not tried: the module's code looks at values, which a trace would freeze"
 
 
@@ -122,6 +124,7 @@ class ONNXRuntimeBackend(Backend):
                     Attempt(plan.step, succeeded=False, detail=_detail(plan, error))
                 )
             else:
+                engine = self._or_older(plan, engine, request, inputs)
                 dtype = engine.compute_dtype
                 notes = (
                     plan.note,
@@ -132,6 +135,27 @@ class ONNXRuntimeBackend(Backend):
                 request.record_attempt(Attempt(plan.step, succeeded=True, detail=detail))
                 return engine
         raise _summary(failures, request, self._advice(failures, request))
+
+    def _or_older(
+        self,
+        plan: ExportPlan,
+        engine: ONNXRuntimeEngine,
+        request: BuildRequest,
+        inputs: tuple[Tensor, ...],
+    ) -> ONNXRuntimeEngine:
+        """Try an older opset where CUDA has no kernels for newer operators; keep the faster one.
+
+        Those are taken apart into others, which the older opset's exporter does better for some.
+        """
+        older = older_plan(plan)
+        if (
+            older is None
+            or self.config.opset_version is not None
+            or engine.provider is not ONNXExecutionProvider.CUDA
+            or _TAKEN_APART.isdisjoint(engine.model.facts.operators)
+        ):
+            return engine
+        return faster_of(older.step, engine, request, lambda: self._attempt(older, request, inputs))
 
     def _advice(
         self,

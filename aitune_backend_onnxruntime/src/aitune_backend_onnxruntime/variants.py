@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import torch
 
 from aitune_core.backend import Attempt
 from aitune_core.errors import BuildError, ValidationError
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from aitune_backend_onnxruntime.engine import ExportedModel, ONNXRuntimeEngine
     from aitune_core.backend import BuildRequest
 
-__all__ = ["fastest"]
+__all__ = ["faster_of", "fastest"]
 
 #: Share of the time below which another session counts as faster, since timing is not exact.
 _FASTER: Final = 0.98
@@ -36,12 +38,9 @@ def fastest(
     Returns:
         The engine, or one that replaced it; all others are closed.
     """
-    try:
-        for step, change in _changes(engine.model):
-            engine = _faster_of(step, engine, request, opened, change)
-    except BaseException:
-        engine.close()
-        raise
+    for step, change in _changes(engine.model):
+        changed = change(engine.model)
+        engine = faster_of(step, engine, request, functools.partial(opened, changed))
     return engine
 
 
@@ -55,22 +54,32 @@ def _changes(
         yield step, lambda model: attrs.evolve(model, channels_last=not model.channels_last)
 
 
-def _faster_of(
+def faster_of(
     step: str,
     engine: ONNXRuntimeEngine,
     request: BuildRequest,
-    opened: Callable[[ExportedModel], ONNXRuntimeEngine],
-    change: Callable[[ExportedModel], ExportedModel],
+    make: Callable[[], ONNXRuntimeEngine],
 ) -> ONNXRuntimeEngine:
+    """Make another engine and return the faster one; what is not returned is closed.
+
+    Args:
+        step: What is tried, for the report.
+        engine: A checked engine.
+        request: What both are for.
+        make: Makes and checks the other one.
+    """
+    other: ONNXRuntimeEngine | None = None
     try:
-        other = opened(change(engine.model))
-    except (BuildError, ValidationError) as error:
-        request.record_attempt(Attempt(step, succeeded=False, detail=str(error)))
-        return engine
-    try:
+        other = make()
         before, after = request.latencies([engine, other])
+    except (BuildError, ValidationError, torch.OutOfMemoryError) as error:
+        request.record_attempt(Attempt(step, succeeded=False, detail=str(error)))
+        if other is not None:
+            other.close()
+        return engine
     except BaseException:
-        other.close()
+        for made in filter(None, (engine, other)):
+            made.close()
         raise
     faster = after < _FASTER * before
     detail = f"{after:.3f} ms a call, {before:.3f} ms without"
