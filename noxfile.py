@@ -24,6 +24,8 @@ PACKAGES: Final = ("aitune_core", "aitune_backend_onnxruntime")
 SOURCES: Final = tuple(str(ROOT / package / "src") for package in PACKAGES)
 CONSTRAINTS: Final = "constraints.txt"
 CPU_TESTS: Final = ("-m", "not gpu and not slow and not tensorrt")
+#: What pytest returns where the arguments leave no test.
+NO_TESTS: Final = 5
 
 #: Run by a Python that has the core installed; nothing else may be loaded with it.
 IMPORT_CHECK: Final = """
@@ -40,11 +42,24 @@ print("import aitune_core loads no runtime")
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the CPU tests with coverage; arguments replace the folder and go to pytest."""
+    """Run the CPU tests with coverage; arguments replace the folder and go to pytest.
+
+    A process per core, up to four, each with one thread; then those that measure time, alone.
+    """
     install_workspace(session, "test")
+    pytest = ("python", "-m", "pytest", "--cov", "--benchmark-disable")
+    wanted = session.posargs or ["tests"]
+    # Of a choice of tests, all may belong to one of the two runs.
+    fine = [0, NO_TESTS] if session.posargs else [0]
     session.run(
-        *("python", "-m", "pytest", *CPU_TESTS, "--cov", "--benchmark-disable"),
-        *(session.posargs or ["tests"]),
+        *(*pytest, "-m", f"{CPU_TESTS[1]} and not alone", *wanted),
+        *("--numprocesses", "auto", "--maxprocesses", "4"),
+        env={"OMP_NUM_THREADS": "1"},
+        success_codes=fine,
+    )
+    session.run(
+        *(*pytest, "--cov-append", "-m", f"{CPU_TESTS[1]} and alone", *wanted),
+        success_codes=fine,
     )
 
 

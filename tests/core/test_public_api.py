@@ -179,6 +179,7 @@ def test_importing_loads_no_runtime_and_leaves_cuda_alone(use: str) -> None:
     assert python(code).splitlines() == ["[]", "False"]
 
 
+@pytest.mark.alone
 def test_importing_adds_little_to_importing_torch(tmp_path: Path) -> None:
     # Installers compile a package's bytecode once, so the compiling is not part of importing it.
     code = (
