@@ -12,6 +12,7 @@ from fakes import FakeBackend
 from torch import Tensor, nn
 
 import aitune_core as ait
+from aitune_core import _dispatch
 from aitune_core._plans import Plan, builder, taker
 from aitune_core._trees import flatten
 
@@ -159,3 +160,34 @@ def test_sizes_and_graphs_are_found_by_plans_of_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_miss_is_remembered_and_each_error_is_its_own() -> None:
+    model = ait.Module(
+        nn.Identity().eval(),
+        strategy=ait.OneBackendStrategy(backend=FakeBackend()),
+        on_miss="error",
+    )
+    ait.tune(model, [torch.ones(2, 4)], device="cpu")
+    errors = []
+    for _ in range(3):
+        with pytest.raises(ait.InputMismatchError, match="axis 0 has size 3") as caught:
+            model(torch.ones(3, 4))
+        errors.append(caught.value)
+    assert len(set(map(id, errors))) == 3
+    assert {error.path for error in errors} == {"input"}
+    x = torch.ones(2, 4)
+    assert torch.equal(model(x), x)
+
+
+def test_remembered_misses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_dispatch, "_MAX_REMEMBERED", 10)
+    model = ait.Module(nn.Identity().eval(), strategy=ait.OneBackendStrategy(backend=FakeBackend()))
+    ait.tune(model, [torch.ones(2, 4)], device="cpu")
+    with pytest.warns(ait.MissWarning):
+        for size in range(3, 60):
+            assert model(torch.ones(size, 4)).shape == (size, 4)
+    dispatcher = model._aitune.dispatcher
+    assert dispatcher is not None
+    ((_, _, known),) = dispatcher._plans[(1,)]
+    assert len(known) <= 10

@@ -33,7 +33,7 @@ _MAX_REMEMBERED: Final = 4096
 _MAX_PLANS: Final = 8
 _PLAIN_TYPES: Final = frozenset({Tensor, nn.Parameter})
 _Writing: TypeAlias = tuple[Any, ...]
-_Known: TypeAlias = "tuple[CallStructure, Plan, dict[Facts, TunedGraph]]"
+_Known: TypeAlias = "tuple[CallStructure, Plan, dict[Facts, TunedGraph | InputMismatchError]]"
 
 
 class Miss(Exception):  # noqa: N818 - control flow, not an error
@@ -135,23 +135,31 @@ class Dispatcher:
             Miss: No graph takes it.
         """
         writing = (len(args), *kwargs)
-        for _, plan, graphs in self._plans.get(writing, ()):
+        for _, plan, known in self._plans.get(writing, ()):
             leaves = plan.leaves(args, kwargs)
             if leaves is not None:
-                graph = graphs.get(facts_of(leaves))
-                if graph is not None:
-                    self._check_call(graph, leaves)
-                    return graph, leaves
+                found = known.get(facts_of(leaves))
+                if isinstance(found, TunedGraph):
+                    self._check_call(found, leaves)
+                    return found, leaves
+                if found is not None:
+                    raise Miss(found)
                 break
-        structure, graph, leaves = self._found(args, kwargs)
+        structure, leaves = self._taken_apart(args, kwargs)
+        try:
+            graph = self._looked_up(structure, leaves)
+        except Miss as miss:
+            if miss.reason is not None:
+                self._remember(writing, structure, leaves, miss.reason)
+            raise
+        self._remember(writing, structure, leaves, graph)
         self._check_call(graph, leaves)
-        self._remember(writing, structure, graph, leaves)
         return graph, leaves
 
-    def _found(
+    def _taken_apart(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[CallStructure, TunedGraph, list[Tensor]]:
-        """Find a graph the general way; returns the call's structure, too."""
+    ) -> tuple[CallStructure, list[Tensor]]:
+        """Return structure and tensors of a call, the general way."""
         leaves: list[Tensor] = []
         try:
             structure = self.call_form.structure(self.call_form.bind(args, kwargs), leaves)
@@ -167,32 +175,43 @@ class Dispatcher:
             ):
                 self._check_leaf(position, leaf, structure, grad=grad)
         if self._families and structure not in self._by_form:
-            structure, leaves = self._with_inputs_for_numbers(structure, leaves)
+            return self._with_inputs_for_numbers(structure, leaves)
+        return structure, leaves
+
+    def _looked_up(self, structure: CallStructure, leaves: list[Tensor]) -> TunedGraph:
         key = (structure, facts_of(leaves))
         graph = self._remembered.get(key)
         if graph is None:
             graph = self._find_slowly(structure, leaves)
             if len(self._remembered) >= _MAX_REMEMBERED:
                 self._remembered.clear()
-                self._plans = {}
             self._remembered[key] = graph
-        return structure, graph, leaves
+        return graph
 
     def _remember(
         self,
         writing: _Writing,
         structure: CallStructure,
-        graph: TunedGraph,
         leaves: list[Tensor],
+        found: TunedGraph | InputMismatchError,
     ) -> None:
-        """Make a plan for calls that are written like this one, where there can be one."""
+        """Note what was found for calls that are written like this one, where there can be a plan.
+
+        Args:
+            writing: How the call is written.
+            structure: Its structure.
+            leaves: Its tensors.
+            found: Its graph, or why there is none.
+        """
         facts = facts_of(leaves)
-        known = self._plans.get(writing, ())
-        for other, _, graphs in known:
+        plans = self._plans.get(writing, ())
+        for other, _, known in plans:
             if other == structure:
-                graphs[facts] = graph
+                if len(known) >= _MAX_REMEMBERED:
+                    known.clear()
+                known[facts] = found
                 return
-        if len(known) >= _MAX_PLANS:
+        if len(plans) >= _MAX_PLANS:
             return
         given, *names = writing
         takers: list[tuple[int | str, Taker]] = []
@@ -201,7 +220,7 @@ class Dispatcher:
             if take is None:
                 return
             takers.append((place, take))
-        self._plans[writing] = (*known, (structure, Plan(takers), {facts: graph}))
+        self._plans[writing] = (*plans, (structure, Plan(takers), {facts: found}))
 
     def _check_call(self, graph: TunedGraph, leaves: list[Tensor]) -> None:
         """Check what may differ between calls that are otherwise alike."""

@@ -26,6 +26,7 @@ __all__ = ["ACTIVE_RECORDER", "ModuleState", "Recorder"]
 _log = logging.getLogger(__name__)
 
 _MAX_WARNINGS: Final = 64
+_MAX_REASONS: Final = 4096
 
 
 class Recorder(Protocol):
@@ -67,12 +68,15 @@ class ModuleState:
         self._watch: WeightWatch | None = None
         self._offloaded_from: torch.device | None = None
         self._warned: set[str] = set()
+        #: Reasons that were looked at; the dispatcher gives the same ones again.
+        self._warned_reasons: set[InputMismatchError] = set()
         self._lock = threading.Lock()
 
     def install(self, dispatcher: Dispatcher | None) -> None:
         """Put tuned graphs in place, or take them away; calls under way keep theirs."""
         self._watch = None if dispatcher is None else WeightWatch(self.module)
         self._warned.clear()
+        self._warned_reasons.clear()
         self.dispatcher = dispatcher
 
     def offload(self) -> None:
@@ -196,7 +200,10 @@ class ModuleState:
         if reason is None:
             return self.eager(args, kwargs)
         if self.on_miss == "error":
-            raise reason
+            # A new one, since the dispatcher keeps the reason for calls to come.
+            raise InputMismatchError(
+                str(reason), path=reason.path, expected=reason.expected, got=reason.got
+            )
         self._warn_once(reason)
         try:
             return self.eager(args, kwargs)
@@ -217,8 +224,12 @@ class ModuleState:
         ) from reason
 
     def _warn_once(self, reason: InputMismatchError) -> None:
+        if reason in self._warned_reasons:
+            return
         text = str(reason)
         with self._lock:
+            if len(self._warned_reasons) < _MAX_REASONS:
+                self._warned_reasons.add(reason)
             key = re.sub(r"\d+", "#", text)  # another size is no other reason
             if key in self._warned or len(self._warned) >= _MAX_WARNINGS:
                 return
