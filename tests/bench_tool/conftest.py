@@ -7,4 +7,3 @@ from pathlib import Path
 
 # At the end, so that the folders of the packages are not taken for the packages.
 sys.path.append(str(Path(__file__).parents[2]))
-sys.path.append(str(Path(__file__).parent))
