@@ -26,6 +26,8 @@ CONSTRAINTS: Final = "constraints.txt"
 CPU_TESTS: Final = ("-m", "not gpu and not slow and not tensorrt")
 #: What pytest returns where the arguments leave no test.
 NO_TESTS: Final = 5
+#: What benchmarks.run ends with where rows have no figure; the page says why.
+ROWS_FAILED: Final = 3
 
 #: Run by a Python that has the core installed; nothing else may be loaded with it.
 IMPORT_CHECK: Final = """
@@ -63,11 +65,11 @@ def tests(session: nox.Session) -> None:
     )
 
 
-def prepared_python(session: nox.Session) -> str:
-    """Return a Python with what tests need; with --no-venv, that is the one that runs nox."""
+def prepared_python(session: nox.Session, group_name: str = "test") -> str:
+    """Return a Python with a dependency group; with --no-venv, that is the one that runs nox."""
     if session.venv_backend == "none":
         return sys.executable
-    install_workspace(session, "test")
+    install_workspace(session, group_name)
     return "python"
 
 
@@ -92,6 +94,33 @@ def tests_cuda(session: nox.Session) -> None:
         *(python, "-m", "pytest", *CPU_TESTS, "--benchmark-disable"),
         *(session.posargs or ["tests/integration"]),
         env={"AITUNE_TEST_DEVICE": "cuda"},
+    )
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure the product and write docs/benchmarks.md; arguments go to benchmarks.run.
+
+    With --no-venv, use what is installed. Results are kept in .benchmarks, and rows that are there
+    are not measured again; what --small gives, a trial, stays there whole.
+    """
+    python = prepared_python(session, "bench")
+    trial = "--small" in session.posargs
+    folder = ROOT / ".benchmarks" / ("trial" if trial else "product")
+    folder.mkdir(parents=True, exist_ok=True)
+    results, overhead = folder / "results.json", folder / "cpu-overhead.json"
+    session.run(python, "-m", "pytest", "tests/bench_tool")
+    session.run(
+        *(python, "-m", "pytest", "tests/benchmarks", "--benchmark-only"),
+        f"--benchmark-json={overhead}",
+    )
+    session.run(
+        *(python, "-m", "benchmarks.run", "--out", str(results), *session.posargs),
+        success_codes=[0, ROWS_FAILED],
+    )
+    docs = folder if trial else ROOT / "docs"
+    session.run(
+        *(python, "-m", "benchmarks.render", str(results), str(overhead), "--docs", str(docs))
     )
 
 
