@@ -56,13 +56,20 @@ class Plan:
         self._takers: list[tuple[bool, Any, Taker]] = [
             (isinstance(place, str), place, take) for place, take in takers
         ]
+        #: Whether the arguments are the tensors.
+        self._flat = all(
+            place == index and take is _take_tensor for index, (place, take) in enumerate(takers)
+        )
 
     def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor] | None:
         """Return the flat tensors of a call; None where it is of another structure."""
         leaves: list[Any] = []
-        for by_keyword, place, take in self._takers:
-            if not take(kwargs[place] if by_keyword else args[place], leaves):
-                return None
+        if self._flat and not kwargs:
+            leaves += args
+        else:
+            for by_keyword, place, take in self._takers:
+                if not take(kwargs[place] if by_keyword else args[place], leaves):
+                    return None
         return leaves if _plain(leaves) else None
 
 
@@ -148,11 +155,16 @@ def builder(structure: Structure) -> Builder:
         constant = structure[2]
         return lambda _leaves: constant
     if tag in {"list", "tuple"}:
-        parts = [builder(child) for child in structure[1]]
-        if tag == "list":
-            return lambda leaves: [part(leaves) for part in parts]
-        return lambda leaves: tuple([part(leaves) for part in parts])
+        return _sequence_builder(list if tag == "list" else tuple, structure[1])
     if tag == "dict":
         named = [(key, builder(child)) for (_, key), child in zip(*structure[1:], strict=True)]
         return lambda leaves: {key: part(leaves) for key, part in named}
     return lambda leaves: unflatten(structure, leaves)
+
+
+def _sequence_builder(kind: type[Any], children: Sequence[Structure]) -> Builder:
+    count = len(children)
+    if all(child == HOLE for child in children):
+        return lambda leaves: kind(itertools.islice(leaves, count))
+    parts = [builder(child) for child in children]
+    return lambda leaves: kind([part(leaves) for part in parts])
