@@ -22,7 +22,7 @@ from aitune_core import (
     tune,
 )
 from aitune_core._report import CandidateReport
-from aitune_core.strategy import Outcome
+from aitune_core.results import Decision, Outcome
 
 
 class Tries(FakeBackend):
@@ -117,7 +117,7 @@ def test_error_keeps_the_chain_of_its_causes() -> None:
     error = BuildError("surface", step="export")
     error.__cause__ = OSError("deep")
     outcome = Outcome(backend=FakeBackend(), error=error)
-    text = CandidateReport.of(outcome).error
+    text = CandidateReport.of(outcome, Decision(None, "failed")).error
     assert text is not None
     assert text.index("surface") < text.index("OSError: deep")
 
@@ -125,7 +125,8 @@ def test_error_keeps_the_chain_of_its_causes() -> None:
 def test_endless_chain_of_causes_is_cut() -> None:
     error = BuildError("circle")
     error.__cause__ = error
-    text = CandidateReport.of(Outcome(backend=FakeBackend(), error=error)).error
+    outcome = Outcome(backend=FakeBackend(), error=error)
+    text = CandidateReport.of(outcome, Decision(None, "failed")).error
     assert text is not None
     assert 1 <= text.count("circle") <= 10
 

@@ -103,7 +103,7 @@ def _outcome_of(family: Family, report: ait.TuneReport) -> Outcome:
         family=family,
         exporter=done[0].removeprefix("export with ") if done else "",
         worst=None if candidate.check is None else candidate.check.worst_difference,
-        build_seconds=candidate.build_seconds,
+        build_seconds=candidate.seconds.build,
         conditions=graph.conditions,
         reason=(candidate.error or graph.reason) if graph.winner is None else "",
         attempts=tuple(

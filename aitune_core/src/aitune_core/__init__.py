@@ -15,6 +15,7 @@ from aitune_core.backend import (
     Backend,
     BuildRequest,
     Engine,
+    EngineTable,
 )
 from aitune_core.conditions import SizeCondition
 from aitune_core.config import BackendConfig
@@ -43,8 +44,17 @@ from aitune_core.errors import (
     ValidationError,
 )
 from aitune_core.hookspecs import BackendReference, StrategyReference, hookimpl
+from aitune_core.results import (
+    BatchPoint,
+    CheckResult,
+    Decision,
+    Measurement,
+    Outcome,
+    Ratio,
+    StepSeconds,
+)
 from aitune_core.specs import BatchDim, DynamicDim, GraphSpec, TensorSpec
-from aitune_core.strategy import CheckResult, Decision, Measurement, Outcome, Strategy, Trial
+from aitune_core.strategy import Strategy, Trial
 
 if TYPE_CHECKING:
     from aitune_core._checkpoint import load, save
@@ -64,6 +74,7 @@ __all__ = [
     "BackendReference",
     "BackendUnavailableError",
     "BatchDim",
+    "BatchPoint",
     "BuildError",
     "BuildRequest",
     "CallFormError",
@@ -76,6 +87,7 @@ __all__ = [
     "DynamicDim",
     "Engine",
     "EngineClosedError",
+    "EngineTable",
     "FirstWinsStrategy",
     "GraphSpec",
     "InputMismatchError",
@@ -89,8 +101,10 @@ __all__ = [
     "PluginLoadError",
     "PluginLoadWarning",
     "PluginRegistry",
+    "Ratio",
     "RecordingError",
     "SizeCondition",
+    "StepSeconds",
     "Strategy",
     "StrategyReference",
     "TensorSpec",

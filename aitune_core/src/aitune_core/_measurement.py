@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from aitune_core.strategy import Measurement
+from aitune_core.results import Measurement
 
 __all__ = ["measure"]
 

@@ -12,8 +12,8 @@ from aitune_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from aitune_core.backend import Backend
+    from aitune_core.results import Outcome
     from aitune_core.specs import GraphSpec
-    from aitune_core.strategy import Outcome
 
 __all__ = ["Progress", "progress"]
 
@@ -59,7 +59,7 @@ class Progress:
             result = f"failed: {lines[0]}"
         self.say(
             f"{module_name}: {graph.name}: {outcome.backend.name}: {result} "
-            f"({outcome.build_seconds:.1f} s)"
+            f"({outcome.seconds.build:.1f} s)"
         )
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import attrs
 
 from aitune_core._environment import EnvironmentReport
-from aitune_core.backend import Attempt
-from aitune_core.strategy import CheckResult, Measurement, Outcome
+from aitune_core.backend import Attempt, EngineTable
+from aitune_core.results import CheckResult, Decision, Measurement, Outcome, Ratio, StepSeconds
 
 __all__ = [
     "CandidateReport",
@@ -31,36 +31,63 @@ class CandidateReport:
     Attributes:
         backend: Name of the backend.
         options: Its configuration.
+        status: ``"won"``, ``"lost"``, ``"failed"`` or ``"not tried"``.
+        reason: One sentence that says why it has that status.
         error: Why it failed, with the chain of causes; None where it did not.
         check: Result of the numeric check.
         measurement: Latencies of its engine.
-        eager: Latencies of eager in the same rounds.
-        build_seconds: Time spent on building.
+        ratio: How many times as fast as eager it is.
+        seconds: Time that it took, by step.
+        memory_bytes: Memory that it took; None where it cannot be told.
+        reused: Whether the engine was restored from an earlier tuning.
         attempts: Ways of building that it tried.
+        tables: What the engine says of itself.
     """
 
     backend: str
     options: dict[str, Any]
-    error: str | None
-    check: CheckResult | None
-    measurement: Measurement | None
-    eager: Measurement | None
-    build_seconds: float
-    attempts: tuple[Attempt, ...]
+    status: str
+    reason: str
+    error: str | None = None
+    check: CheckResult | None = None
+    measurement: Measurement | None = None
+    ratio: Ratio | None = None
+    seconds: StepSeconds = attrs.field(factory=StepSeconds)
+    memory_bytes: int | None = None
+    reused: bool = False
+    attempts: tuple[Attempt, ...] = ()
+    tables: tuple[EngineTable, ...] = ()
 
     @classmethod
-    def of(cls, outcome: Outcome) -> CandidateReport:
+    def of(cls, outcome: Outcome, decision: Decision) -> CandidateReport:
         """Record an outcome without its engine."""
+        status, reason = _status(outcome, decision)
         return cls(
             backend=outcome.backend.name,
             options=outcome.backend.config.to_options(),
+            status=status,
+            reason=reason,
             error=None if outcome.error is None else _error_chain(outcome.error),
             check=outcome.check,
             measurement=outcome.measurement,
-            eager=outcome.eager,
-            build_seconds=outcome.build_seconds,
+            ratio=outcome.ratio,
+            seconds=outcome.seconds,
+            memory_bytes=outcome.memory_bytes,
+            reused=outcome.reused,
             attempts=outcome.attempts,
+            tables=outcome.tables,
         )
+
+
+def _status(outcome: Outcome, decision: Decision) -> tuple[str, str]:
+    """Return what became of a candidate, and one sentence that says why."""
+    if outcome.not_tried:
+        return "not tried", outcome.not_tried
+    if outcome.error is not None:
+        return "failed", _first_line(str(outcome.error) or type(outcome.error).__name__)
+    if decision.winner is not None and outcome.engine is decision.winner.engine:
+        return "won", decision.reason
+    return "lost", decision.lost.get(outcome.backend, decision.reason)
 
 
 def _error_chain(error: BaseException) -> str:
@@ -84,6 +111,7 @@ class GraphReport:
         constants: Arguments that are no tensors and not at their defaults, such as ``"k = 3"``.
         conditions: What sizes must meet besides, for the winner to take the call.
         samples: Number of recorded calls.
+        eager: Latencies of eager, in the rounds that decided; None where nothing was measured.
         candidates: What became of each candidate that was tried.
         winner: Name of the backend that serves it; None keeps eager.
         reason: Why, in one sentence.
@@ -95,6 +123,7 @@ class GraphReport:
     samples: int
     constants: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
+    eager: Measurement | None = None
     candidates: tuple[CandidateReport, ...] = ()
     winner: str | None = None
     reason: str = ""
@@ -167,7 +196,7 @@ def _graph_lines(graph: GraphReport) -> list[str]:
     lines.extend(f"    fixed: {constant}" for constant in graph.constants)
     lines.extend(f"    only sizes with {condition}" for condition in graph.conditions)
     for candidate in graph.candidates:
-        lines.extend(_candidate_lines(candidate))
+        lines.extend(_candidate_lines(candidate, graph.eager))
     if graph.reason:
         lines.append(f"    -> {graph.winner or 'eager'}: {_first_line(graph.reason)}")
     return lines
@@ -179,24 +208,24 @@ def _first_line(text: str) -> str:
     return line if len(line) <= _LINE_LENGTH else f"{line[:_LINE_LENGTH]}..."
 
 
-def _candidate_lines(candidate: CandidateReport) -> list[str]:
+def _candidate_lines(candidate: CandidateReport, eager: Measurement | None) -> list[str]:
     tried = [
         f"      {'ok' if attempt.succeeded else 'no'}: {attempt.step}"
         + (f": {_first_line(attempt.detail)}" if attempt.detail else "")
         for attempt in candidate.attempts
     ]
     if candidate.error is not None:
-        failed = f"    {candidate.backend}: failed after {candidate.build_seconds:.1f} s"
+        failed = f"    {candidate.backend}: failed after {candidate.seconds.build:.1f} s"
         # Where attempts are listed, the error only gathers them.
         return [failed, *(tried or [f"      {_first_line(candidate.error)}"])]
-    facts = [f"built in {candidate.build_seconds:.1f} s"]
+    if candidate.status == "not tried":
+        return [f"    {candidate.backend}: not tried: {candidate.reason}"]
+    facts = [f"built in {candidate.seconds.build:.1f} s"]
     if candidate.check is not None:
         facts.append(
             f"{candidate.check.cases} checks, at most "
             f"{math.ceil(100 * candidate.check.tolerance_share)} % of what may differ"
         )
-    if candidate.measurement is not None and candidate.eager is not None:
-        facts.append(
-            f"p50 {candidate.measurement.p50_ms:.3f} ms, eager {candidate.eager.p50_ms:.3f} ms"
-        )
+    if candidate.measurement is not None and eager is not None:
+        facts.append(f"p50 {candidate.measurement.p50_ms:.3f} ms, eager {eager.p50_ms:.3f} ms")
     return [f"    {candidate.backend}: {', '.join(facts)}", *tried]

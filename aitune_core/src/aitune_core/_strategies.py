@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from aitune_core.errors import ConfigError
-from aitune_core.strategy import BackendSource, Decision, Outcome, Strategy, Trial
+from aitune_core.results import Decision, Outcome
+from aitune_core.strategy import BackendSource, Strategy, Trial
 
 __all__ = ["FirstWinsStrategy", "OneBackendStrategy"]
 

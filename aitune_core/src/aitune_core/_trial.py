@@ -24,8 +24,9 @@ from aitune_core._synthesis import resize_inputs
 from aitune_core._validation import EngineCheck
 from aitune_core.backend import Attempt, Backend, BuildRequest, Engine
 from aitune_core.errors import BuildError
+from aitune_core.results import CheckResult, Measurement, Outcome, StepSeconds
 from aitune_core.specs import GraphSpec
-from aitune_core.strategy import CheckResult, Measurement, Outcome, Trial
+from aitune_core.strategy import Trial
 
 __all__ = ["GraphTrial"]
 
@@ -62,6 +63,8 @@ class GraphTrial(Trial):
         self.graph = recorded.spec
         self.backends = backends
         self.outcomes: list[Outcome] = []
+        #: Latencies of eager, in the rounds that were timed last.
+        self.eager: Measurement | None = None
         self._module_name = module_name
         self._recorded = recorded
         self._device = device
@@ -103,6 +106,7 @@ class GraphTrial(Trial):
             build_seconds = time.perf_counter() - start
             check = passed.get(engine) or self._check(engine)
             measurement, eager = self._measured(backend, engine)
+            self.eager = eager
         except Exception as error:  # noqa: BLE001 - a candidate that fails costs only itself
             if isinstance(engine, Engine):
                 _close(engine)
@@ -110,7 +114,7 @@ class GraphTrial(Trial):
             return Outcome(
                 backend=backend,
                 error=error,
-                build_seconds=time.perf_counter() - start,
+                seconds=StepSeconds(build=time.perf_counter() - start),
                 attempts=tuple(attempts),
             )
         except BaseException:
@@ -123,7 +127,7 @@ class GraphTrial(Trial):
             check=check,
             measurement=measurement,
             eager=eager,
-            build_seconds=build_seconds,
+            seconds=StepSeconds(build=build_seconds),
             attempts=tuple(attempts),
         )
 

@@ -33,8 +33,9 @@ from aitune_core._serving import ModuleState
 from aitune_core._trial import GraphTrial
 from aitune_core.backend import Backend, Engine
 from aitune_core.errors import AituneError, ConfigError, RecordingError, TuningError
+from aitune_core.results import Decision, Outcome
 from aitune_core.specs import GraphSpec
-from aitune_core.strategy import Decision, Outcome, Strategy
+from aitune_core.strategy import Strategy
 
 __all__ = ["tune"]
 
@@ -378,8 +379,10 @@ def _module_report(plan: _Plan) -> ModuleReport:
                 samples=len(recorded.samples),
                 constants=tuple(plan.state.call_form.constants(recorded.spec.call_structure)),
                 conditions=tuple(map(str, (_served(winner) or recorded.spec).conditions)),
+                eager=plan.trials[position].eager if decided else None,
                 candidates=tuple(
-                    CandidateReport.of(outcome) for outcome in plan.trials[position].outcomes
+                    CandidateReport.of(outcome, plan.decisions[position])
+                    for outcome in plan.trials[position].outcomes
                 )
                 if decided
                 else (),

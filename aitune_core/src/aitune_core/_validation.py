@@ -17,8 +17,8 @@ from aitune_core._tensors import same_bits
 from aitune_core.backend import Assumptions, Engine
 from aitune_core.conditions import SizeCondition
 from aitune_core.errors import ValidationError
+from aitune_core.results import CheckResult
 from aitune_core.specs import GraphSpec
-from aitune_core.strategy import CheckResult
 
 __all__ = ["EngineCheck"]
 

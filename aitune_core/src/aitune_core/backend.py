@@ -25,6 +25,7 @@ __all__ = [
     "Backend",
     "BuildRequest",
     "Engine",
+    "EngineTable",
 ]
 
 #: Gives what a module takes for granted of the sizes of flat inputs.
@@ -44,6 +45,21 @@ class Attempt:
     step: str
     succeeded: bool
     detail: str = ""
+
+
+@attrs.frozen
+class EngineTable:
+    """A table about an engine for the report, such as which provider runs how many nodes.
+
+    Attributes:
+        title: What it shows.
+        columns: Headings.
+        rows: One cell per column: text or a number.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float, ...], ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -70,6 +86,8 @@ class BuildRequest:
             over recorded calls that are timed beside each other; for backends that have several
             ways to build.
         record_attempt: Notes a way of building for the report.
+        seconds_left: Seconds that the build may still take; None where there is no limit. What
+            can be stopped, such as a child process, must not take longer.
     """
 
     module: nn.Module
@@ -84,6 +102,7 @@ class BuildRequest:
     ]
     latencies: Callable[[Sequence[Engine]], Sequence[float]]
     record_attempt: Callable[[Attempt], None]
+    seconds_left: Callable[[], float | None] = lambda: None
 
 
 def checked_name(name: str) -> str:
@@ -202,6 +221,10 @@ class Engine(ABC):
     @abstractmethod
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Run on inputs that are known to fit the graph. Raises `EngineClosedError` when closed."""
+
+    def tables(self) -> Sequence[EngineTable]:
+        """Return what a report should show of this engine; nothing by default."""
+        return ()
 
     @abstractmethod
     def save(self, artifacts: ArtifactWriter) -> None:

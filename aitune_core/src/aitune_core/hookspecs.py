@@ -10,8 +10,8 @@ import pluggy
 
 if TYPE_CHECKING:
     from aitune_core.backend import Backend
+    from aitune_core.results import Outcome
     from aitune_core.specs import GraphSpec
-    from aitune_core.strategy import Outcome
 
 __all__ = [
     "API_VERSION",
