@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from checkpoints import saved
 
-from aitune_core import _measurement
+from aitune_core import _measurement, _stopwatch
 
 
 @pytest.fixture(autouse=True)
 def quick_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure few rounds without pauses: these tests look at what is chosen, not at how fast."""
-    monkeypatch.setattr(_measurement, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(_stopwatch, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(_measurement, "_BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(_measurement, "_LOOKS", (2, 4))
 
 
 @pytest.fixture

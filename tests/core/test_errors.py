@@ -30,6 +30,12 @@ FACTS: dict[type[Exception], dict[str, Any]] = {
     errors.BackendUnavailableError: {"backend_name": "b", "missing": "m", "install_hint": "pip"},
     errors.BuildError: {"backend_name": "b", "step": "export"},
     errors.EngineClosedError: {"backend_name": "b", "operation": "run"},
+    errors.CandidateRejectedError: {
+        "backend_name": "b",
+        "rule": "max_memory_bytes",
+        "limit": 1,
+        "got": 2,
+    },
     errors.ValidationError: {
         "output": "out[0]",
         "kind": "values",

@@ -23,6 +23,7 @@ from aitune_core import (
     OneBackendStrategy,
     TuneReport,
     _measurement,
+    _stopwatch,
     tune,
 )
 from aitune_core._module import state_of
@@ -32,8 +33,9 @@ X = torch.ones(2, 4)
 
 @pytest.fixture(autouse=True)
 def quick_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_measurement, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(_stopwatch, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(_measurement, "_BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(_measurement, "_LOOKS", (2, 4))
 
 
 def wrapped(module: nn.Module, name: str | None = None, **options: Any) -> Module:

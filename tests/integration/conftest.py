@@ -215,8 +215,9 @@ def short_tunings() -> Iterator[None]:
     registry = torch.onnx._internal.exporter._registration.ONNXRegistry
     gc.freeze()  # the collection after each export passes over all that was imported
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_BUDGET_SECONDS", "_PAUSE_SECONDS"):
-            patch.setattr(f"aitune_core._measurement.{name}", 0.0, raising=False)
+        patch.setattr("aitune_core._stopwatch._PAUSE_SECONDS", 0.0)
+        patch.setattr("aitune_core._measurement._BUDGET_SECONDS", 0.0)
+        patch.setattr("aitune_core._measurement._LOOKS", (2, 4))
         once = staticmethod(functools.cache(registry.from_torchlib))
         patch.setattr(registry, "from_torchlib", once)
         yield

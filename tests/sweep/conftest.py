@@ -25,6 +25,7 @@ def add_row(pytestconfig: pytest.Config) -> Callable[[int, Any], None]:
 def no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure as little as possible: the sweep asks whether numbers are right, not how fast."""
     monkeypatch.setattr("aitune_core._measurement._BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr("aitune_core._measurement._LOOKS", (2, 4))
 
 
 def pytest_terminal_summary(

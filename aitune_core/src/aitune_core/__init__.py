@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+from aitune_core._fastest import MinLatencyStrategy
 from aitune_core._module import Module
+from aitune_core._per_graph import PerGraphStrategy
 from aitune_core._plugins import BackendInfo, PluginRegistry, default_registry
 from aitune_core._strategies import FirstWinsStrategy, OneBackendStrategy
+from aitune_core._throughput import LatencyBudgetStrategy, MaxThroughputStrategy
 from aitune_core.backend import (
     ArtifactReader,
     ArtifactWriter,
@@ -26,6 +29,7 @@ from aitune_core.errors import (
     BackendUnavailableError,
     BuildError,
     CallFormError,
+    CandidateRejectedError,
     CheckpointError,
     CheckpointFormatError,
     CheckpointIntegrityError,
@@ -54,7 +58,7 @@ from aitune_core.results import (
     StepSeconds,
 )
 from aitune_core.specs import BatchDim, DynamicDim, GraphSpec, TensorSpec
-from aitune_core.strategy import Strategy, Trial
+from aitune_core.strategy import Limits, Strategy, Trial
 
 if TYPE_CHECKING:
     from aitune_core._checkpoint import load, save
@@ -78,6 +82,7 @@ __all__ = [
     "BuildError",
     "BuildRequest",
     "CallFormError",
+    "CandidateRejectedError",
     "CheckResult",
     "CheckpointError",
     "CheckpointFormatError",
@@ -91,11 +96,16 @@ __all__ = [
     "FirstWinsStrategy",
     "GraphSpec",
     "InputMismatchError",
+    "LatencyBudgetStrategy",
+    "Limits",
+    "MaxThroughputStrategy",
     "Measurement",
+    "MinLatencyStrategy",
     "MissWarning",
     "Module",
     "OneBackendStrategy",
     "Outcome",
+    "PerGraphStrategy",
     "PluginConflictError",
     "PluginError",
     "PluginLoadError",
@@ -174,7 +184,8 @@ def strategy(name: str, **options: Any) -> Strategy:  # noqa: ANN401
     """Return a strategy by name.
 
     Args:
-        name: A registered name: ``"first_wins"``, ``"one_backend"``, or one of a plugin.
+        name: A registered name: ``"first_wins"``, ``"latency_budget"``, ``"max_throughput"``,
+            ``"min_latency"``, ``"one_backend"``, ``"per_graph"``, or one of a plugin.
         **options: Arguments of its class.
 
     Raises:

@@ -43,9 +43,29 @@ __all__ = [
 
 _BUILT_IN: Final = (
     StrategyReference(
+        "latency_budget",
+        "aitune_core._throughput:LatencyBudgetStrategy",
+        "The backend with most samples per second within a latency.",
+    ),
+    StrategyReference(
+        "max_throughput",
+        "aitune_core._throughput:MaxThroughputStrategy",
+        "The backend with most samples per second.",
+    ),
+    StrategyReference(
+        "min_latency",
+        "aitune_core._fastest:MinLatencyStrategy",
+        "The backend with the lowest latency on recorded calls.",
+    ),
+    StrategyReference(
+        "per_graph",
+        "aitune_core._per_graph:PerGraphStrategy",
+        "Another strategy for each graph.",
+    ),
+    StrategyReference(
         "first_wins",
         "aitune_core._strategies:FirstWinsStrategy",
-        "The first backend that is right and not slower than eager.",
+        "The first backend that is right and faster than eager.",
     ),
     StrategyReference(
         "one_backend", "aitune_core._strategies:OneBackendStrategy", "One backend, or fail."
@@ -238,7 +258,12 @@ class PluginRegistry:
             elif isinstance(source, str):
                 backends.append(self.backend(source))
             else:
-                backends.append(self.backend(source[0], **_options(source[1])))
+                name, options = (
+                    (source["backend"], source.get("options", {}))
+                    if isinstance(source, Mapping)
+                    else source
+                )
+                backends.append(self.backend(name, **_options(options)))
         return tuple(backends)
 
     def strategy(self, name: str, **options: Any) -> Strategy:  # noqa: ANN401

@@ -106,6 +106,7 @@ class GraphReport:
 
     Attributes:
         name: Name of the graph.
+        strategy: The strategy that decided it.
         inputs: Its tensors, with dtype, shape and dims in words.
         dims: Its dims with their ranges, in words.
         constants: Arguments that are no tensors and not at their defaults, such as ``"k = 3"``.
@@ -123,6 +124,7 @@ class GraphReport:
     samples: int
     constants: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
+    strategy: str = ""
     eager: Measurement | None = None
     candidates: tuple[CandidateReport, ...] = ()
     winner: str | None = None

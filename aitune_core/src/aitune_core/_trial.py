@@ -9,22 +9,23 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import attrs
 import torch
-from torch import Tensor
 
 from aitune_core._cache import new_work_dir, remove_with
-from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._graphs import RecordedGraph
-from aitune_core._measurement import measure
+from aitune_core._keeping import broken_limit, grown
 from aitune_core._reference import Reference
+from aitune_core._stopwatch import memory_in_use
 from aitune_core._synthesis import resize_inputs
+from aitune_core._timing import Timing
 from aitune_core._validation import EngineCheck
 from aitune_core.backend import Attempt, Backend, BuildRequest, Engine
-from aitune_core.errors import BuildError
-from aitune_core.results import CheckResult, Measurement, Outcome, StepSeconds
+from aitune_core.errors import BuildError, ConfigError
+from aitune_core.limits import Limits
+from aitune_core.results import CheckResult, Measurement, Outcome, Ratio, StepSeconds
 from aitune_core.specs import GraphSpec
 from aitune_core.strategy import Trial
 
@@ -32,9 +33,6 @@ __all__ = ["GraphTrial"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_TIMED_SAMPLES: Final = 8
-#: For a backend that chooses between engines of its own.
-_SECONDS_FOR_A_CHOICE: Final = 0.5
 _Passed: TypeAlias = weakref.WeakKeyDictionary[Engine, CheckResult]
 
 
@@ -46,8 +44,13 @@ class GraphTrial(Trial):
         recorded: The graph with its samples.
         backends: The candidates.
         device: Where engines must run.
+        limits: What candidates may take.
+        deadline: Time of `time.perf_counter` after which no candidate is begun; None is no limit.
         started: Called when a candidate is about to be built.
         finished: Called with what became of it.
+
+    Raises:
+        ConfigError: Memory is limited, and cannot be told here.
     """
 
     def __init__(  # noqa: PLR0913
@@ -59,23 +62,38 @@ class GraphTrial(Trial):
         *,
         started: Callable[[Backend], object],
         finished: Callable[[Outcome], object],
+        limits: Limits | None = None,
+        deadline: float | None = None,
     ) -> None:
         self.graph = recorded.spec
         self.backends = backends
         self.outcomes: list[Outcome] = []
-        #: Latencies of eager, in the rounds that were timed last.
-        self.eager: Measurement | None = None
         self._module_name = module_name
         self._recorded = recorded
         self._device = device
         self._started = started
         self._finished = finished
+        self._limits = Limits() if limits is None else limits
+        self._deadline = deadline
+        self._timing = Timing(recorded, device, self.seconds_left)
         self._reference = Reference(
             recorded.spec, recorded.samples, recorded.results, recorded.reference, module_name
         )
         self._check = EngineCheck(
             recorded.spec, recorded.samples, self._reference, recorded.declared
         )
+        if self._limits.max_memory_bytes is not None and memory_in_use(device) is None:
+            msg = "max_memory_bytes: the memory of a process cannot be told here; leave it out"
+            raise ConfigError(msg, field="max_memory_bytes", value=self._limits.max_memory_bytes)
+
+    @property
+    def eager(self) -> Measurement | None:
+        """What was measured of eager last."""
+        return self._timing.eager
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds in which a candidate may begin; None is no limit."""
+        return None if self._deadline is None else self._deadline - time.perf_counter()
 
     def prepare(self) -> None:
         """Compute the eager reference.
@@ -85,28 +103,99 @@ class GraphTrial(Trial):
         """
         self._reference.cases()
 
-    def evaluate(self, backend: Backend) -> Outcome:
-        """Build, check and measure a candidate."""
-        self._started(backend)
-        outcome = self._evaluated(backend)
-        self.outcomes.append(outcome)
+    def build(self, backend: Backend) -> Outcome:
+        """Build and check a candidate."""
+        outcome = self._built(backend)
         self._finished(outcome)
         return outcome
+
+    def evaluate(self, backend: Backend) -> Outcome:
+        """Build, check and measure a candidate."""
+        outcome = self._built(backend)
+        if outcome.succeeded:
+            (outcome,) = self.measure([outcome])
+        self._finished(outcome)
+        return outcome
+
+    def skip(self, backend: Backend, reason: str) -> Outcome:
+        """Note that a candidate is not tried, and why."""
+        outcome = Outcome(backend=backend, not_tried=reason)
+        self.outcomes.append(outcome)
+        return outcome
+
+    def measure(
+        self,
+        outcomes: Sequence[Outcome],
+        batch_sizes: Sequence[int | None] | None = None,
+        *,
+        burst: bool = False,
+    ) -> tuple[Outcome, ...]:
+        """Time correct candidates and eager until the fastest is clear."""
+        start = time.perf_counter()
+        with torch.no_grad():
+            timed = self._timing.measure(outcomes, batch_sizes, burst=burst)
+        return self._noted(outcomes, timed, time.perf_counter() - start)
+
+    def sweep(self, outcomes: Sequence[Outcome], *, burst: bool = False) -> tuple[Outcome, ...]:
+        """Time correct candidates and eager at batch sizes that grow."""
+        start = time.perf_counter()
+        with torch.no_grad():
+            timed = self._timing.sweep(outcomes, burst=burst)
+        return self._noted(outcomes, timed, time.perf_counter() - start)
+
+    def compare(self, first: Outcome, second: Outcome | None = None) -> Ratio:
+        """Return how many times as fast one is as another, in the rounds that ran last."""
+        return self._timing.compare(first, second)
+
+    def _noted(
+        self, before: Sequence[Outcome], after: Sequence[Outcome], seconds: float
+    ) -> tuple[Outcome, ...]:
+        """Keep outcomes in place of what they were."""
+        noted = []
+        for old, timed in zip(before, after, strict=True):
+            steps = attrs.evolve(timed.seconds, measure=timed.seconds.measure + seconds)
+            new = self._within_limits(attrs.evolve(timed, seconds=steps))
+            if new.error is not None and old.engine is not None:
+                _close(old.engine)
+            for place, outcome in enumerate(self.outcomes):
+                if outcome is old:
+                    self.outcomes[place] = new
+            noted.append(new)
+        return tuple(noted)
+
+    def _built(self, backend: Backend) -> Outcome:
+        left = self.seconds_left()
+        if left is not None and left <= 0:
+            return self.skip(backend, f"time_limit_s = {self._limits.time_limit_s:g} is over")
+        self._started(backend)
+        outcome = self._within_limits(self._evaluated(backend))
+        self.outcomes.append(outcome)
+        return outcome
+
+    def _within_limits(self, outcome: Outcome) -> Outcome:
+        """Return an outcome, as a failure where it breaks a limit."""
+        if outcome.engine is None:
+            return outcome
+        broken = broken_limit(outcome, self._limits)
+        if broken is None:
+            return outcome
+        _close(outcome.engine)
+        return attrs.evolve(outcome, engine=None, error=broken)
 
     def _evaluated(self, backend: Backend) -> Outcome:
         attempts: list[Attempt] = []
         work_dir = new_work_dir(backend.name, f"{self._module_name}-{self.graph.name}")
         engine: Engine | None = None
         passed: _Passed = weakref.WeakKeyDictionary()
+        memory = memory_in_use(self._device)
         start = time.perf_counter()
         try:
             with torch.no_grad():
                 engine = backend.build(self._request(work_dir, attempts, passed))
                 self._check_engine(backend, engine)
-            build_seconds = time.perf_counter() - start
-            check = passed.get(engine) or self._check(engine)
-            measurement, eager = self._measured(backend, engine)
-            self.eager = eager
+                built = time.perf_counter()
+                check = passed.get(engine) or self._check(engine)
+                tables = tuple(engine.tables())
         except Exception as error:  # noqa: BLE001 - a candidate that fails costs only itself
             if isinstance(engine, Engine):
                 _close(engine)
@@ -125,10 +214,10 @@ class GraphTrial(Trial):
             backend=backend,
             engine=engine,
             check=check,
-            measurement=measurement,
-            eager=eager,
-            seconds=StepSeconds(build=build_seconds),
+            seconds=StepSeconds(build=built - start, check=time.perf_counter() - built),
+            memory_bytes=grown(memory, memory_in_use(self._device)),
             attempts=tuple(attempts),
+            tables=tables,
         )
 
     def _request(self, work_dir: Path, attempts: list[Attempt], passed: _Passed) -> BuildRequest:
@@ -145,22 +234,10 @@ class GraphTrial(Trial):
             inputs_at=functools.partial(resize_inputs, self.graph, self._recorded.samples),
             check=check,
             needed_conditions=self._check.needed,
-            latencies=self._latencies,
+            latencies=self._timing.latencies,
             record_attempt=attempts.append,
+            seconds_left=self.seconds_left,
         )
-
-    def _latencies(self, engines: Sequence[Engine]) -> list[float]:
-        samples = _spread(self._recorded.samples)
-        with torch.no_grad():
-            measured = measure(
-                [
-                    [functools.partial(engine.run, sample) for sample in samples]
-                    for engine in engines
-                ],
-                self._device,
-                _SECONDS_FOR_A_CHOICE,
-            )
-        return [measurement.p50_ms for measurement in measured]
 
     def _check_engine(self, backend: Backend, engine: object) -> None:
         if not isinstance(engine, Engine) or not _built_for(self.graph, engine.graph):
@@ -169,23 +246,6 @@ class GraphTrial(Trial):
                 f"{self.graph.name!r}"
             )
             raise BuildError(msg, backend_name=backend.name, step="build")
-
-    def _measured(self, backend: Backend, engine: Engine) -> tuple[Measurement, Measurement]:
-        recorded = self._recorded
-        calls = [recorded.arguments(sample) for sample in _spread(recorded.samples)]
-        dispatcher = Dispatcher(recorded.call_form, [TunedGraph(backend, engine)])
-        with torch.no_grad():
-            tuned, eager = measure(
-                [
-                    [functools.partial(dispatcher.call, args, kwargs) for args, kwargs in calls],
-                    [
-                        functools.partial(recorded.module.forward, *args, **kwargs)
-                        for args, kwargs in calls
-                    ],
-                ],
-                self._device,
-            )
-        return tuned, eager
 
 
 def _built_for(wanted: GraphSpec, graph: GraphSpec) -> bool:
@@ -200,11 +260,3 @@ def _close(engine: Engine) -> None:
         engine.close()
     except Exception:  # noqa: BLE001 - whatever a backend raises here
         _log.exception("an engine of %s cannot be closed", engine.backend_name)
-
-
-def _spread(samples: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
-    """Return a few samples from the smallest to the largest."""
-    ordered = sorted(samples, key=lambda sample: sum(tensor.numel() for tensor in sample))
-    last = len(ordered) - 1
-    steps = min(last, _MAX_TIMED_SAMPLES - 1)
-    return [ordered[step * last // steps] for step in range(steps + 1)] if steps else ordered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
@@ -32,7 +33,13 @@ from aitune_core._scalars import scalar_kinds
 from aitune_core._serving import ModuleState
 from aitune_core._trial import GraphTrial
 from aitune_core.backend import Backend, Engine
-from aitune_core.errors import AituneError, ConfigError, RecordingError, TuningError
+from aitune_core.errors import (
+    AituneError,
+    CandidateRejectedError,
+    ConfigError,
+    RecordingError,
+    TuningError,
+)
 from aitune_core.results import Decision, Outcome
 from aitune_core.specs import GraphSpec
 from aitune_core.strategy import Strategy
@@ -43,6 +50,14 @@ __all__ = ["tune"]
 _MAX_GRAPHS_BY_VALUE: Final = 8
 
 
+@attrs.frozen
+class _Choice:
+    """How one graph is decided."""
+
+    strategy: Strategy
+    backends: tuple[Backend, ...]
+
+
 @attrs.define
 class _Plan:
     """One module on its way through a tuning."""
@@ -51,13 +66,15 @@ class _Plan:
     #: The module's name, with a number where several have the same.
     name: str
     strategy: Strategy
-    backends: tuple[Backend, ...]
+    choose: Callable[[GraphSpec], _Choice]
     recorded: list[RecordedGraph]
     notes: list[str]
     #: The graphs that were decided, with their trials and decisions.
     graphs: list[RecordedGraph] = attrs.field(factory=list)
     trials: list[GraphTrial] = attrs.field(factory=list)
     decisions: list[Decision] = attrs.field(factory=list)
+    choices: list[_Choice] = attrs.field(factory=list)
+    start: float = attrs.field(factory=time.perf_counter)
     problem: AituneError | None = None
 
     @property
@@ -184,12 +201,20 @@ def _move(module: Module, device: torch.device, observer: Progress) -> None:
 
 def _resolve(
     state: ModuleState, strategy: Strategy | str | None, registry: PluginRegistry
-) -> tuple[Strategy, tuple[Backend, ...]]:
-    chosen = state.strategy or strategy or "first_wins"
-    check_strategy(chosen)
-    if isinstance(chosen, str):
-        chosen = registry.strategy(chosen)
-    return chosen, registry.resolve(chosen.backends)
+) -> _Choice:
+    return _choice(state.strategy or strategy or "first_wins", registry)
+
+
+def _choice(strategy: Strategy | str, registry: PluginRegistry) -> _Choice:
+    check_strategy(strategy)
+    if isinstance(strategy, str):
+        strategy = registry.strategy(strategy)
+    return _Choice(strategy, registry.resolve(strategy.backends))
+
+
+def _choice_for(graph: GraphSpec, chosen: _Choice, registry: PluginRegistry) -> _Choice:
+    strategy = chosen.strategy.for_graph(graph)
+    return chosen if strategy is chosen.strategy else _choice(strategy, registry)
 
 
 def _plan(
@@ -200,9 +225,10 @@ def _plan(
 ) -> list[_Plan]:
     plans: list[_Plan] = []
     for state, recording in recorder.recordings.items():
-        chosen, backends = _resolve(state, strategy, registry)
+        chosen = _resolve(state, strategy, registry)
         name = _numbered(state.name, [plan.state.name for plan in plans])
-        plan = _Plan(state, name, chosen, backends, [], recorder.notes[state])
+        choose = functools.partial(_choice_for, chosen=chosen, registry=registry)
+        plan = _Plan(state, name, chosen.strategy, choose, [], recorder.notes[state])
         if name != state.name:
             plan.notes.append(
                 f"has the name {state.name!r} of another module; called {name!r} here"
@@ -309,11 +335,15 @@ def _decide_graph(
     on_failure: str,
 ) -> None:
     name, graph = plan.name, recorded.spec
+    choice = plan.choose(graph)
+    limits = choice.strategy.limits
     trial = GraphTrial(
         name,
         recorded,
-        plan.backends,
+        choice.backends,
         device,
+        limits=limits,
+        deadline=None if limits.time_limit_s is None else plan.start + limits.time_limit_s,
         started=lambda backend: observers.hook.aitune_candidate_started(
             module_name=name, graph=graph, backend=backend
         ),
@@ -323,6 +353,7 @@ def _decide_graph(
     )
     plan.graphs.append(recorded)
     plan.trials.append(trial)
+    plan.choices.append(choice)
     with active(EagerOnly()), naming_dims(name, plan.state.dynamic_shapes or {}):
         try:
             check_graph(name, graph)
@@ -332,21 +363,31 @@ def _decide_graph(
                 raise
             plan.decisions.append(Decision(None, str(error)))
             return
-        decision = plan.strategy.decide(trial)
+        decision = choice.strategy.decide(trial)
     plan.decisions.append(decision)
     if decision.winner is None and on_failure == "raise":
         raise _tuning_error(plan, trial, decision)
 
 
 def _tuning_error(plan: _Plan, trial: GraphTrial, decision: Decision) -> Exception:
-    errors: list[Exception] = [
-        outcome.error for outcome in trial.outcomes if outcome.error is not None
-    ]
+    errors = [_loss(outcome, decision) for outcome in trial.outcomes]
     msg = (
         f"module {plan.name!r}, {trial.graph.name}: {decision.reason}; pass "
         "on_failure='eager' to keep eager"
     )
     return TuningError(msg, errors) if errors else TuningError(msg, [AituneError(decision.reason)])
+
+
+def _loss(outcome: Outcome, decision: Decision) -> Exception:
+    """Return why a candidate did not win, as an error."""
+    if outcome.error is not None:
+        return outcome.error
+    name = outcome.backend.name
+    if outcome.not_tried:
+        msg = f"{name} was not tried: {outcome.not_tried}"
+        return CandidateRejectedError(msg, backend_name=name, rule="not tried")
+    msg = f"{name} is correct, but {decision.lost.get(outcome.backend, decision.reason)}"
+    return CandidateRejectedError(msg, backend_name=name, rule="slower", got=outcome.speedup)
 
 
 def _install(plans: Sequence[_Plan]) -> None:
@@ -374,6 +415,7 @@ def _module_report(plan: _Plan) -> ModuleReport:
         graphs.append(
             GraphReport(
                 name=recorded.spec.name,
+                strategy=plan.choices[position].strategy.name if decided else plan.strategy.name,
                 inputs=tuple(str(spec) for spec in recorded.spec.inputs),
                 dims=tuple(str(dim) for dim in recorded.spec.dims.values()),
                 samples=len(recorded.samples),

@@ -17,6 +17,7 @@ __all__ = [
     "BackendUnavailableError",
     "BuildError",
     "CallFormError",
+    "CandidateRejectedError",
     "CheckpointError",
     "CheckpointFormatError",
     "CheckpointIntegrityError",
@@ -229,6 +230,31 @@ class ValidationError(AituneError):
         self.expected = expected
         self.got = got
         self.case = case
+
+
+class CandidateRejectedError(BackendError):
+    """A correct engine that does not keep to what the strategy asks for.
+
+    Attributes:
+        rule: What it breaks: the name of a limit, such as ``"max_memory_bytes"``, ``"slower"``,
+            ``"latency_budget_ms"`` or ``"not tried"``.
+        limit: What is allowed.
+        got: What it takes.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        backend_name: str | None = None,
+        rule: str | None = None,
+        limit: object = None,
+        got: object = None,
+    ) -> None:
+        super().__init__(message, backend_name=backend_name)
+        self.rule = rule
+        self.limit = limit
+        self.got = got
 
 
 class InputMismatchError(AituneError, ValueError):

@@ -58,6 +58,8 @@ class BatchPoint:
     Attributes:
         batch_size: Rows per call.
         p50_ms: Median latency of a call; None where it did not run.
+        p90_ms: 90th percentile.
+        p99_ms: 99th percentile.
         samples_per_second: Rows per second; None where it did not run.
         peak_memory_bytes: Device memory in use at most; None where it is not measured.
         error: Why it did not run, such as ``"out of memory"``.
@@ -65,6 +67,8 @@ class BatchPoint:
 
     batch_size: int
     p50_ms: float | None = None
+    p90_ms: float | None = None
+    p99_ms: float | None = None
     samples_per_second: float | None = None
     peak_memory_bytes: int | None = None
     error: str = ""
@@ -81,6 +85,7 @@ class Measurement:
         calls: Number of timed calls.
         calls_per_second: Calls that end per second, made one after the other.
         samples_per_second: Rows along the batch axis that end per second.
+        batch_size: Rows per call, where all timed calls have as many; None where they differ.
         peak_memory_bytes: Device memory in use at most during the calls; None on a CPU.
         times_ms: The latencies, at most 512 of them, in the order in which they were taken.
         batches: The same executable at other batch sizes, where those were measured.
@@ -92,6 +97,7 @@ class Measurement:
     calls: int
     calls_per_second: float = 0.0
     samples_per_second: float = 0.0
+    batch_size: int | None = None
     peak_memory_bytes: int | None = None
     times_ms: tuple[float, ...] = ()
     batches: tuple[BatchPoint, ...] = ()
@@ -102,7 +108,7 @@ class Ratio:
     """How many times as fast one executable is as another, from paired rounds.
 
     Attributes:
-        value: Median of the rounds' ratios; above 1 where the first is faster.
+        value: Mean of the middle half of the rounds' ratios; above 1 where the first is faster.
         low: Lower end of the confidence interval.
         high: Upper end.
         confidence: Probability that the interval covers the true ratio, such as 0.99.
