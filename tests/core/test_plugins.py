@@ -193,13 +193,20 @@ def test_unknown_backend_error_lists_names_and_failures(folder: Folder) -> None:
 def test_unknown_strategy_error_lists_names() -> None:
     with pytest.raises(UnknownStrategyError) as caught:
         empty_registry().strategy("best")
-    assert caught.value.known == ("first_wins", "one_backend")
+    assert caught.value.known == (
+        "first_wins",
+        "latency_budget",
+        "max_throughput",
+        "min_latency",
+        "one_backend",
+        "per_graph",
+    )
     assert "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [None, 3, []])
 def test_name_of_another_type_is_unknown(name: Any) -> None:
-    with pytest.raises(UnknownStrategyError, match="known: first_wins, one_backend"):
+    with pytest.raises(UnknownStrategyError, match="known: first_wins, latency_budget"):
         empty_registry().strategy(name)
     with pytest.raises(UnknownBackendError, match="unknown backend"):
         empty_registry().backend_class(name)
@@ -286,7 +293,7 @@ def test_strategies_by_name() -> None:
     assert one.backends == ("fake",)
     with pytest.raises(ConfigError) as caught:
         found.strategy("first_wins", nonsense=1)
-    assert caught.value.field == "options"
+    assert caught.value.field == "nonsense"
 
 
 def test_strategy_of_a_plugin(folder: Folder) -> None:

@@ -79,7 +79,7 @@ PUBLIC = [
     "strategy",
     "tune",
 ]
-POSITIONAL, KEYWORD = "positional", "keyword"
+POSITIONAL, KEYWORD, OPTIONS = "positional", "keyword", "options"
 SIGNATURES: dict[str, dict[str, Any]] = {
     "tune": {
         "func": (POSITIONAL, inspect.Parameter.empty),
@@ -116,11 +116,36 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "OneBackendStrategy.__init__": {
         "self": (POSITIONAL, inspect.Parameter.empty),
         "backend": (POSITIONAL, inspect.Parameter.empty),
+        "limits": (OPTIONS, inspect.Parameter.empty),
     },
     "FirstWinsStrategy.__init__": {
         "self": (POSITIONAL, inspect.Parameter.empty),
         "backends": (POSITIONAL, None),
         "allow_slower": (KEYWORD, False),
+        "limits": (OPTIONS, inspect.Parameter.empty),
+    },
+    "MinLatencyStrategy.__init__": {
+        "self": (POSITIONAL, inspect.Parameter.empty),
+        "backends": (POSITIONAL, None),
+        "allow_slower": (KEYWORD, False),
+        "limits": (OPTIONS, inspect.Parameter.empty),
+    },
+    "MaxThroughputStrategy.__init__": {
+        "self": (POSITIONAL, inspect.Parameter.empty),
+        "backends": (POSITIONAL, None),
+        "allow_slower": (KEYWORD, False),
+        "limits": (OPTIONS, inspect.Parameter.empty),
+    },
+    "LatencyBudgetStrategy.__init__": {
+        "self": (POSITIONAL, inspect.Parameter.empty),
+        "latency_budget_ms": (POSITIONAL, inspect.Parameter.empty),
+        "backends": (POSITIONAL, None),
+        "percentile": (KEYWORD, 99),
+        "limits": (OPTIONS, inspect.Parameter.empty),
+    },
+    "PerGraphStrategy.__init__": {
+        "self": (POSITIONAL, inspect.Parameter.empty),
+        "choose": (POSITIONAL, inspect.Parameter.empty),
     },
 }
 FORBIDDEN = {"onnx", "onnxruntime", "tensorrt", "onnxscript", "cattrs", "rich"}
@@ -150,6 +175,7 @@ def test_signatures_are_frozen(name: str) -> None:
     kinds: dict[object, str] = {
         inspect.Parameter.POSITIONAL_OR_KEYWORD: POSITIONAL,
         inspect.Parameter.KEYWORD_ONLY: KEYWORD,
+        inspect.Parameter.VAR_KEYWORD: OPTIONS,
     }
     found = {
         parameter.name: (kinds[parameter.kind], parameter.default)
@@ -164,7 +190,7 @@ def test_signatures_are_frozen(name: str) -> None:
         (ait.Backend, {"check_available", "build", "load"}),
         (ait.Engine, {"run", "save", "release"}),
         (ait.Strategy, {"decide"}),
-        (ait.Trial, {"evaluate"}),
+        (ait.Trial, {"build", "compare", "eager", "measure", "skip", "sweep"}),
     ],
 )
 def test_what_authors_must_write_is_frozen(kind: Any, abstract: set[str]) -> None:

@@ -10,9 +10,9 @@ from samples import Function, engine_of, graphs_of, mlp
 from torch import Tensor, nn
 
 from aitune_core import (
-    AituneError,
     BuildError,
     BuildRequest,
+    CandidateRejectedError,
     Decision,
     Engine,
     FirstWinsStrategy,
@@ -68,8 +68,10 @@ def test_slower_candidates_alone_are_a_tuning_error_too() -> None:
     with pytest.raises(TuningError) as caught:
         tune_on_cpu(wrapped(strategy=Never([backend])))
     (error,) = caught.value.exceptions
-    assert isinstance(error, AituneError)
-    assert str(error) == "too slow"
+    assert isinstance(error, CandidateRejectedError)
+    assert str(error) == "fake is correct, but too slow"
+    assert (error.backend_name, error.rule) == ("fake", "slower")
+    assert error.got is not None
     assert [engine.releases for engine in backend.built] == [1]
 
 
