@@ -56,7 +56,9 @@ def choose(encoder: SentenceEncoder, calls: Sequence[Any], device: torch.device)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example and return its exit status."""
     parser = argparse.ArgumentParser(description="Choose a backend for a sentence encoder.")
-    parser.add_argument("--report", type=Path, default=Path("report.html"), help="where to write it")
+    parser.add_argument(
+        "--report", type=Path, default=Path("report.html"), help="where to write it"
+    )
     report_path = parser.parse_args(arguments).report
 
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}

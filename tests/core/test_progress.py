@@ -67,7 +67,11 @@ def test_status_line_gets_text_that_is_no_markup() -> None:
     observer = Progress(status)
     observer.aitune_candidate_started("net[0]", GRAPH.spec, FakeBackend())
     observer.aitune_candidate_finished("net[0]", GRAPH.spec, outcomes()[2])
-    assert status.texts == [r"net\[0]: graph_0: building with fake"]
+    observer.aitune_measuring_started("net[0]", GRAPH.spec, outcomes()[:2])
+    assert status.texts == [
+        r"net\[0]: graph_0: building with fake",
+        r"net\[0]: graph_0: timing eager and fake, fake",
+    ]
     assert r"no \[bold] luck" in status.console.lines[0]
 
 

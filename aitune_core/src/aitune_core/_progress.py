@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aitune_core.hookspecs import hookimpl
@@ -41,10 +41,21 @@ class Progress:
         self, module_name: str, graph: GraphSpec, backend: Backend
     ) -> None:
         """Show which candidate is being built."""
-        text = f"{module_name}: {graph.name}: building with {backend.name}"
+        self._show(f"{module_name}: {graph.name}: building with {backend.name}")
+
+    def _show(self, text: str) -> None:
+        """Show what is being done, until something else is."""
         _log.info(text)
         if self._status is not None:
             self._status.update(_escaped(text))
+
+    @hookimpl
+    def aitune_measuring_started(
+        self, module_name: str, graph: GraphSpec, outcomes: Sequence[Outcome]
+    ) -> None:
+        """Show which candidates are being timed."""
+        names = ", ".join(outcome.backend.name for outcome in outcomes)
+        self._show(f"{module_name}: {graph.name}: timing eager and {names}")
 
     @hookimpl
     def aitune_candidate_finished(

@@ -48,6 +48,7 @@ class GraphTrial(Trial):
         deadline: Time of `time.perf_counter` after which no candidate is begun; None is no limit.
         started: Called when a candidate is about to be built.
         finished: Called with what became of it.
+        measuring: Called with candidates that are about to be timed.
 
     Raises:
         ConfigError: Memory is limited, and cannot be told here.
@@ -62,6 +63,7 @@ class GraphTrial(Trial):
         *,
         started: Callable[[Backend], object],
         finished: Callable[[Outcome], object],
+        measuring: Callable[[Sequence[Outcome]], object] = lambda _: None,
         limits: Limits | None = None,
         deadline: float | None = None,
     ) -> None:
@@ -73,6 +75,7 @@ class GraphTrial(Trial):
         self._device = device
         self._started = started
         self._finished = finished
+        self._measuring = measuring
         self._limits = Limits() if limits is None else limits
         self._deadline = deadline
         self._timing = Timing(recorded, device, self.seconds_left)
@@ -132,6 +135,7 @@ class GraphTrial(Trial):
     ) -> tuple[Outcome, ...]:
         """Time correct candidates and eager until the fastest is clear."""
         start = time.perf_counter()
+        self._measuring(outcomes)
         with torch.no_grad():
             timed = self._timing.measure(outcomes, batch_sizes, burst=burst)
         return self._noted(outcomes, timed, time.perf_counter() - start)
@@ -139,6 +143,7 @@ class GraphTrial(Trial):
     def sweep(self, outcomes: Sequence[Outcome], *, burst: bool = False) -> tuple[Outcome, ...]:
         """Time correct candidates and eager at batch sizes that grow."""
         start = time.perf_counter()
+        self._measuring(outcomes)
         with torch.no_grad():
             timed = self._timing.sweep(outcomes, burst=burst)
         return self._noted(outcomes, timed, time.perf_counter() - start)

@@ -347,6 +347,9 @@ def _decide_graph(
         started=lambda backend: observers.hook.aitune_candidate_started(
             module_name=name, graph=graph, backend=backend
         ),
+        measuring=lambda outcomes: observers.hook.aitune_measuring_started(
+            module_name=name, graph=graph, outcomes=outcomes
+        ),
         finished=lambda outcome: observers.hook.aitune_candidate_finished(
             module_name=name, graph=graph, outcome=outcome
         ),

@@ -81,6 +81,12 @@ class HookSpecs:
         """Observe that a candidate is about to be built."""
 
     @hookspec
+    def aitune_measuring_started(
+        self, module_name: str, graph: GraphSpec, outcomes: Sequence[Outcome]
+    ) -> None:
+        """Observe that correct candidates are about to be timed beside eager."""
+
+    @hookspec
     def aitune_candidate_finished(
         self, module_name: str, graph: GraphSpec, outcome: Outcome
     ) -> None:
