@@ -19,7 +19,7 @@ from aitune_core import (
     SizeCondition,
     ValidationError,
 )
-from aitune_core._comparison import tolerance
+from aitune_core._tolerances import tolerance
 from aitune_core._graphs import RecordedGraph
 from aitune_core._reference import Reference
 from aitune_core._validation import EngineCheck
@@ -28,6 +28,8 @@ from aitune_core.backend import ArtifactWriter, Attempt, BuildRequest, Engine
 NAN, INF = float("nan"), float("inf")
 #: Values that were not recorded: times 30 and 1000, of the other sign, zeros.
 EXTREMES = 4
+#: Rows in another order.
+ORDERS = 1
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
 
@@ -39,7 +41,7 @@ class ConstantEngine(Engine):
         self.outputs = outputs
 
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        return self.outputs
+        return [output.clone() for output in self.outputs]
 
     def save(self, artifacts: ArtifactWriter) -> None:
         raise NotImplementedError
