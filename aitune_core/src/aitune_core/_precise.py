@@ -13,7 +13,13 @@ from aitune_core._flat import FlatModule
 from aitune_core._precision import exact_float32
 from aitune_core._tensors import computable
 from aitune_core._tolerances import trusted_error
-from aitune_core._widening import NotFollowedError, own_type, sharing_copy, wider_type, widening
+from aitune_core._widening import (
+    NotFollowedError,
+    Widening,
+    own_type,
+    sharing_copy,
+    wider_type,
+)
 from aitune_core.specs import GraphSpec, dtype_name
 
 __all__ = ["Correction", "PreciseModule"]
@@ -54,6 +60,7 @@ class PreciseModule:
         self._graph = graph
         self._original = flat_module
         self._copy: FlatModule | None = None
+        self._widening: Widening | None = None
 
     def correction(self, inputs: Sequence[Tensor], eager: Sequence[Tensor]) -> Correction:
         """Return what eager's outputs lack.
@@ -83,9 +90,13 @@ class PreciseModule:
     def _outputs(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         assert self.own is not None  # noqa: S101 - asked where `wide` is known only
         assert self.wide is not None  # noqa: S101
-        if self._copy is None:
-            self._copy = self._original.around(sharing_copy(self._original.module))
-        with torch.no_grad(), exact_float32(), widening(self.wide, self.own):
+        if self._copy is None or self._widening is None:
+            module = self._original.module
+            self._copy = self._original.around(sharing_copy(module))
+            self._widening = Widening(
+                self.wide, self.own, (*module.parameters(), *module.buffers())
+            )
+        with torch.no_grad(), exact_float32(), self._widening.active():
             outputs: tuple[Tensor, ...] = self._copy(*inputs)
         return outputs
 

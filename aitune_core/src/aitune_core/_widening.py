@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from aitune_core._tensors import computable
 
-__all__ = ["NotFollowedError", "own_type", "sharing_copy", "wider_type", "widening"]
+__all__ = ["NotFollowedError", "Widening", "own_type", "sharing_copy", "wider_type"]
 
 _Widths: TypeAlias = Mapping[torch.dtype, torch.dtype]
 
@@ -41,6 +41,8 @@ _WIDER: Final = {
 }
 #: Operators that only pick values of their first argument: it is not widened whole for them.
 _PICKING: Final = frozenset({"embedding", "gather", "index", "index_select", "take"})
+#: For how much memory wide copies of weights are kept.
+_MAX_KEPT_BYTES: Final = 2**30
 _WRITING: Final = frozenset(
     {"__setitem__"}
     | {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow")}
@@ -103,9 +105,8 @@ class _Sharing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextlib.contextmanager
-def widening(wide: torch.dtype, own: torch.dtype) -> Iterator[None]:
-    """Compute in a wider type inside the block, whatever types the code names.
+class Widening:
+    """Computes in a wider type, whatever types the code names.
 
     Tensors that exist before are not changed; what is computed of them is wide. The code is told
     that wide tensors are of its own type, so that it takes the same paths and makes the same keys
@@ -114,26 +115,58 @@ def widening(wide: torch.dtype, own: torch.dtype) -> Iterator[None]:
     Args:
         wide: ``float64`` or ``float32``.
         own: The type that wide tensors are said to have.
-
-    Raises:
-        NotFollowedError: The code reads the bits of a number, or writes into a tensor that was
-            there before.
+        weights: Tensors whose wide copies are kept as long as this object, up to 1 GiB, since each
+            run needs them again.
     """
-    widths = _WIDTHS[wide]
-    said = {wide: own, wide.to_complex(): own.to_complex()}
-    with warnings.catch_warnings():
-        # Of the weights of recurrent layers, which are no longer in one piece on CUDA.
-        warnings.simplefilter("ignore")
-        with _Operators(widths), _Functions(widths, said):
-            yield
+
+    def __init__(self, wide: torch.dtype, own: torch.dtype, weights: Iterable[Tensor] = ()) -> None:
+        widths = _WIDTHS[wide]
+        self._said = {wide: own, wide.to_complex(): own.to_complex()}
+        self._widen = _Widen(widths, weights)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Compute so inside the block.
+
+        Raises:
+            NotFollowedError: The code reads the bits of a number, or writes into a tensor that was
+                there before.
+        """
+        with warnings.catch_warnings():
+            # Of the weights of recurrent layers, which are no longer in one piece on CUDA.
+            warnings.simplefilter("ignore")
+            with _Operators(self._widen), _Functions(self._widen, self._said):
+                yield
+
+
+class _Widen:
+    """Returns wide copies of narrow tensors, and everything else as it is."""
+
+    def __init__(self, widths: _Widths, weights: Iterable[Tensor]) -> None:
+        self.widths = widths
+        self._weights = {id(weight): weight for weight in weights}
+        self._kept: dict[int, Tensor] = {}
+        self._room = _MAX_KEPT_BYTES
+
+    def __call__(self, leaf: Any) -> Any:  # noqa: ANN401
+        if not isinstance(leaf, Tensor) or leaf.dtype not in self.widths:
+            return leaf
+        if id(leaf) in self._kept:
+            return self._kept[id(leaf)]
+        wide = leaf.detach().to(self.widths[leaf.dtype])
+        if id(leaf) in self._weights and wide.nbytes <= self._room:
+            self._room -= wide.nbytes
+            self._kept[id(leaf)] = wide
+        return wide
 
 
 class _Functions(TorchFunctionMode):
     """Widens arguments before functions that refuse mixed types look at them."""
 
-    def __init__(self, widths: _Widths, said: Mapping[torch.dtype, torch.dtype]) -> None:
+    def __init__(self, widen: _Widen, said: Mapping[torch.dtype, torch.dtype]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._widths = widths
+        self._widen = widen
+        self._widths = widen.widths
         self._said = said
 
     def __torch_function__(
@@ -153,7 +186,7 @@ class _Functions(TorchFunctionMode):
         if isinstance(result, Tensor) and result.dtype in self._widths:
             # Of numbers, by a function that no operator stands for, such as `torch.from_numpy`.
             made = not any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs)))
-            return _widened(self._widths)(result) if made else result
+            return self._widen(result) if made else result
         return result
 
     def _arguments(
@@ -164,7 +197,7 @@ class _Functions(TorchFunctionMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         wide = set(self._widths.values())
         mixed = any(tensor.dtype in wide for tensor in tensors)
-        change = _widened(self._widths) if mixed else _unchanged
+        change = self._widen if mixed else _unchanged
         if not any(isinstance(leaf, torch.dtype) for leaf in leaves) and not mixed:
             return args, kwargs
         return tree_map(self._exchanged(change), (args, kwargs))  # type: ignore[no-any-return]
@@ -181,9 +214,10 @@ class _Functions(TorchFunctionMode):
 class _Operators(TorchDispatchMode):
     """Runs each operator on wide arguments."""
 
-    def __init__(self, widths: _Widths) -> None:
+    def __init__(self, widen: _Widen) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._widths = widths
+        self._widen = widen
+        self._widths = widen.widths
 
     def __torch_dispatch__(
         self,
@@ -195,18 +229,17 @@ class _Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         self._check(func, name, args, kwargs)
-        widen = _widened(self._widths)
         if name == "lift_fresh" or name in _PICKING:
             # The other arguments are indices.
-            return tree_map(widen, func(*args, **kwargs))
+            return tree_map(self._widen, func(*args, **kwargs))
         if _views(func):
             return func(*args, **kwargs)
         kwargs = {
             key: self._widths.get(value, value) if isinstance(value, torch.dtype) else value
             for key, value in kwargs.items()
         }
-        args, kwargs = tree_map(widen, (args, kwargs))
-        return tree_map(widen, func(*args, **kwargs))
+        args, kwargs = tree_map(self._widen, (args, kwargs))
+        return tree_map(self._widen, func(*args, **kwargs))
 
     def _check(
         self,
@@ -227,15 +260,6 @@ class _Operators(TorchDispatchMode):
         if func is torch.ops.aten.view.dtype and args[0].dtype.is_floating_point:
             msg = "the bits of a floating-point number are read"
             raise NotFollowedError(msg)
-
-
-def _widened(widths: _Widths) -> Callable[[Any], Any]:
-    def widen(leaf: Any) -> Any:  # noqa: ANN401
-        if isinstance(leaf, Tensor) and leaf.dtype in widths:
-            return leaf.detach().to(widths[leaf.dtype])
-        return leaf
-
-    return widen
 
 
 def _unchanged(leaf: Any) -> Any:  # noqa: ANN401
