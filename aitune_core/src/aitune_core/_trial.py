@@ -21,6 +21,7 @@ from aitune_core._graphs import RecordedGraph
 from aitune_core._measurement import measure
 from aitune_core._reference import Reference
 from aitune_core._synthesis import resize_inputs
+from aitune_core._tolerances import Tolerance
 from aitune_core._validation import EngineCheck
 from aitune_core.backend import Attempt, Backend, BuildRequest, Engine
 from aitune_core.errors import BuildError
@@ -48,6 +49,7 @@ class GraphTrial(Trial):
         device: Where engines must run.
         started: Called when a candidate is about to be built.
         finished: Called with what became of it.
+        tolerance: Relative errors that the user allows.
     """
 
     def __init__(  # noqa: PLR0913
@@ -59,6 +61,7 @@ class GraphTrial(Trial):
         *,
         started: Callable[[Backend], object],
         finished: Callable[[Outcome], object],
+        tolerance: Tolerance | None = None,
     ) -> None:
         self.graph = recorded.spec
         self.backends = backends
@@ -74,7 +77,7 @@ class GraphTrial(Trial):
             recorded.spec, recorded.samples, recorded.results, recorded.reference, module_name
         )
         self._check = EngineCheck(
-            recorded.spec, recorded.samples, self._reference, recorded.declared
+            recorded.spec, recorded.samples, self._reference, recorded.declared, tolerance
         )
 
     def prepare(self) -> None:
