@@ -95,7 +95,7 @@ class FakeEngine(Engine):
             raise RuntimeError(msg)
         with torch.no_grad():
             outputs = self._outputs(inputs)
-        return self._lie(inputs, outputs)
+        return self._handed_out(inputs, self._lie(inputs, outputs))
 
     def _outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         match self.fault:
@@ -125,19 +125,6 @@ class FakeEngine(Engine):
                 return [output + 1 for output in outputs]
             case Fault.STRIDED if not all(tensor.is_contiguous() for tensor in inputs):
                 return [output + 1 for output in outputs]
-            case Fault.OVERWRITTEN:
-                shapes = tuple(tensor.shape for tensor in inputs)
-                memory = self._memory.setdefault(shapes, outputs)
-                return [mine.copy_(new) for mine, new in zip(memory, outputs, strict=True)]
-            case Fault.KEPT:
-                # Right as long as nobody writes to what was handed out.
-                first = self._memory.setdefault((), [inputs[0].clone(), *outputs])
-                return first[1:] if torch.equal(first[0], inputs[0]) else outputs
-            case Fault.INPUT:
-                return [
-                    tensor if tensor.equal(out) else out
-                    for tensor, out in zip(inputs, outputs, strict=False)
-                ]
             case Fault.ONE_ELEMENT:
                 outputs[0].reshape(-1)[-1] += 1e-3 * outputs[0].abs().max()
             case Fault.WRITES:
@@ -148,6 +135,24 @@ class FakeEngine(Engine):
                 return [output[None] for output in outputs]
             case Fault.GRAD:
                 return [output.requires_grad_() for output in outputs]
+        return outputs
+
+    def _handed_out(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Right values, in memory that is not the caller's."""
+        match self.fault:
+            case Fault.OVERWRITTEN:
+                shapes = tuple(tensor.shape for tensor in inputs)
+                memory = self._memory.setdefault(shapes, list(outputs))
+                return [mine.copy_(new) for mine, new in zip(memory, outputs, strict=True)]
+            case Fault.KEPT:
+                # Right as long as nobody writes to what was handed out.
+                first = self._memory.setdefault((), [inputs[0].clone(), *outputs])
+                return first[1:] if torch.equal(first[0], inputs[0]) else outputs
+            case Fault.INPUT:
+                return [
+                    tensor if tensor.equal(out) else out
+                    for tensor, out in zip(inputs, outputs, strict=False)
+                ]
         return outputs
 
     def _at_maximum(self, inputs: Sequence[Tensor]) -> bool:

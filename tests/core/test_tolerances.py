@@ -56,8 +56,7 @@ def test_tf32_counts_where_it_is_allowed() -> None:
 
 
 def test_coarser_type_of_the_candidate_counts() -> None:
-    facts = {"own": torch.float32, "eager_error": 1e-7}
-    allowed = derived(torch.float32, computes=torch.float16, **facts)
+    allowed = derived(torch.float32, computes=torch.float16, own=torch.float32, eager_error=1e-7)
     assert allowed == tolerance(torch.float16)
 
 

@@ -19,9 +19,9 @@ from aitune_core import (
     SizeCondition,
     ValidationError,
 )
-from aitune_core._tolerances import derived_tolerance, tolerance
 from aitune_core._graphs import RecordedGraph
 from aitune_core._reference import Reference
+from aitune_core._tolerances import derived_tolerance, tolerance
 from aitune_core._validation import EngineCheck
 from aitune_core.backend import ArtifactWriter, Attempt, BuildRequest, Engine
 

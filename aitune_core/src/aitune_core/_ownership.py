@@ -41,8 +41,7 @@ def check_ownership(
             with inputs, weights, one another or later results (``"aliasing"``).
     """
     case, other = _pair(cases)
-    eager = case.reference
-    assert not isinstance(eager, ValidationError)  # noqa: S101 - on it, the engine was refused
+    weights = [*module.parameters(), *module.buffers()]
     inputs = case.fresh_inputs()
     results = list(engine(inputs))
     kept = [result.clone() for result in results]
@@ -54,14 +53,14 @@ def check_ownership(
                 f"of the same shapes, on {case.label}; results must be the caller's"
             )
             raise ValidationError(msg, output=spec.path, kind="overwritten", case=case.label)
-    weights = [*module.parameters(), *module.buffers()]
-    _check_memory(graph, case, inputs, results, eager, weights)
+    _check_memory(graph, case, results, inputs, weights)
     written = [
         (result, copy)
         for result, copy in zip(results, kept, strict=True)
         if not _overlap(result, weights) and _writable(result)
     ]
     try:
+        # Results may have been made in inference mode, outside of which they cannot be written to.
         with torch.inference_mode():
             for result, copy in written:
                 result.copy_(copy == 0)
@@ -76,6 +75,32 @@ def check_ownership(
         with torch.inference_mode():
             for result, copy in written:
                 result.copy_(copy)
+
+
+def _check_memory(
+    graph: GraphSpec,
+    case: Case,
+    results: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+) -> None:
+    eager = case.reference
+    assert not isinstance(eager, ValidationError)  # noqa: S101 - on it, the engine was refused
+    for place, spec in enumerate(graph.outputs):
+        result, wanted = results[place], eager[place]
+        if _overlap(result, inputs):
+            what = "an input"
+        elif _overlap(result, weights) and not _overlap(wanted, weights):
+            what = "the weights of the module"
+        elif _overlap(result, results[:place]) and not _overlap(wanted, eager[:place]):
+            what = "another output"
+        else:
+            continue
+        msg = (
+            f"output {spec.path!r} shares memory with {what}, on {case.label}; results must be "
+            "the caller's"
+        )
+        raise ValidationError(msg, output=spec.path, kind="aliasing", case=case.label)
 
 
 def _pair(cases: Sequence[Case]) -> tuple[Case, Case]:
@@ -97,29 +122,6 @@ def _pair(cases: Sequence[Case]) -> tuple[Case, Case]:
 def _like(one: Case, other: Case) -> bool:
     pairs = list(zip(one.inputs, other.inputs, strict=True))
     return all(a.shape == b.shape for a, b in pairs) and not all(same_bits(a, b) for a, b in pairs)
-
-
-def _check_memory(
-    graph: GraphSpec,
-    case: Case,
-    inputs: Sequence[Tensor],
-    results: Sequence[Tensor],
-    eager: Sequence[Tensor],
-    weights: Sequence[Tensor],
-) -> None:
-    for place, (spec, result, wanted) in enumerate(zip(graph.outputs, results, eager, strict=True)):
-        others: tuple[tuple[str, Sequence[Tensor], Sequence[Tensor]], ...] = (
-            ("an input", inputs, ()),
-            ("the weights of the module", weights, weights),
-            ("another output", results[:place], eager[:place]),
-        )
-        for what, tensors, allowed in others:
-            if _overlap(result, tensors) and not _overlap(wanted, allowed):
-                msg = (
-                    f"output {spec.path!r} shares memory with {what}, on {case.label}; results "
-                    "must be the caller's"
-                )
-                raise ValidationError(msg, output=spec.path, kind="aliasing", case=case.label)
 
 
 def _overlap(tensor: Tensor, others: Sequence[Tensor]) -> bool:

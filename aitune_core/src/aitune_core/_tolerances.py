@@ -81,8 +81,8 @@ def derived_tolerance(  # noqa: PLR0913
     """Return the allowed relative error of an output.
 
     Where eager's own error is known, 4 times that, and 2e-5 for float32, 2e-3 for float16 or 1.6e-2
-    for bfloat16. Else, on CUDA, and for values that nobody recorded, at least what `tolerance` says,
-    or TF32 where that is on: kernels of one dtype lie that far apart.
+    for bfloat16. Else, on CUDA, and for values that nobody recorded, at least what `tolerance`
+    says, or TF32 where that is on: kernels of one dtype lie that far apart.
 
     Args:
         dtype: Of the output.

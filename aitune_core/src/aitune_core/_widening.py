@@ -85,9 +85,9 @@ def sharing_copy(module: nn.Module) -> nn.Module:
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         msg = "a part is scripted"
         raise NotFollowedError(msg)
-    with _Sharing():  # type: ignore[no-untyped-call]
+    with _Sharing():
         shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-        return copy.deepcopy(module, {**shared})  # type: ignore[arg-type]
+        return copy.deepcopy(module, {**shared})
 
 
 class _Sharing(TorchFunctionMode):
@@ -96,7 +96,7 @@ class _Sharing(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Any,  # noqa: ANN401 - torch's functions have no type
-        types: Any,  # noqa: ANN401, ARG002
+        types: Any,  # noqa: ANN401
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
@@ -164,7 +164,7 @@ class _Functions(TorchFunctionMode):
     """Widens arguments before functions that refuse mixed types look at them."""
 
     def __init__(self, widen: _Widen, said: Mapping[torch.dtype, torch.dtype]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._widen = widen
         self._widths = widen.widths
         self._said = said
@@ -172,7 +172,7 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Any,  # noqa: ANN401 - torch's functions have no type
-        types: Any,  # noqa: ANN401, ARG002
+        types: Any,  # noqa: ANN401
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
@@ -222,7 +222,7 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401 - torch's operators have no type
-        types: Any,  # noqa: ANN401, ARG002
+        types: Any,  # noqa: ANN401
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
