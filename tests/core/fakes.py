@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import struct
 import threading
@@ -10,7 +11,8 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from aitune_core.backend import ArtifactReader, ArtifactWriter, Backend, BuildRequest, Engine
 from aitune_core.config import BackendConfig
@@ -28,6 +30,13 @@ class Fault(enum.Enum):
     STALE = "stale"
     LARGEST = "largest"
     STRIDED = "strided"
+    OVERWRITTEN = "overwritten"
+    KEPT = "kept"
+    INPUT = "input"
+    ONE_ELEMENT = "one_element"
+    BFLOAT16 = "bfloat16"
+    #: Not wrong: sums in another order.
+    ORDER = "order"
     WRITES = "writes"
     RAISES = "raises"
     COUNT = "count"
@@ -46,6 +55,21 @@ class FakeConfig(BackendConfig):
     label: str = attrs.field(default="", validator=attrs.validators.instance_of(str))
 
 
+class OtherOrder(TorchFunctionMode):
+    """Sums the products of linear layers one after the other, from the last to the first."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not nn.functional.linear:
+            return func(*args, **(kwargs or {}))
+        x, weight, bias = args
+        total = torch.zeros(*x.shape[:-1], weight.shape[0]) + bias
+        for column in reversed(range(weight.shape[1])):
+            total = total + x[..., column, None] * weight[:, column]
+        return total
+
+
 class FakeEngine(Engine):
     """Runs the flat module, counts its calls, and lies as it was told."""
 
@@ -58,6 +82,8 @@ class FakeEngine(Engine):
         self.runs = 0
         self._lock = threading.Lock()
         self._previous: list[Tensor] | None = None
+        #: Memory for results, by the shapes of inputs.
+        self._memory: dict[tuple[torch.Size, ...], list[Tensor]] = {}
 
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         if self.closed:
@@ -68,8 +94,21 @@ class FakeEngine(Engine):
             msg = "the engine broke"
             raise RuntimeError(msg)
         with torch.no_grad():
-            outputs = list(self.module(*inputs))
-        return self._lie(inputs, outputs)
+            outputs = self._outputs(inputs)
+        return self._handed_out(inputs, self._lie(inputs, outputs))
+
+    def _outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        match self.fault:
+            case Fault.BFLOAT16:
+                coarse = copy.deepcopy(self.module).bfloat16()
+                coarse_inputs = [
+                    tensor.bfloat16() if tensor.is_floating_point() else tensor for tensor in inputs
+                ]
+                return [output.float() for output in coarse(*coarse_inputs)]
+            case Fault.ORDER:
+                with OtherOrder():
+                    return list(self.module(*inputs))
+        return list(self.module(*inputs))
 
     def _lie(self, inputs: Sequence[Tensor], outputs: list[Tensor]) -> Sequence[Tensor]:
         match self.fault:
@@ -86,6 +125,8 @@ class FakeEngine(Engine):
                 return [output + 1 for output in outputs]
             case Fault.STRIDED if not all(tensor.is_contiguous() for tensor in inputs):
                 return [output + 1 for output in outputs]
+            case Fault.ONE_ELEMENT:
+                outputs[0].reshape(-1)[-1] += 1e-3 * outputs[0].abs().max()
             case Fault.WRITES:
                 inputs[0].add_(1)
             case Fault.COUNT:
@@ -94,6 +135,24 @@ class FakeEngine(Engine):
                 return [output[None] for output in outputs]
             case Fault.GRAD:
                 return [output.requires_grad_() for output in outputs]
+        return outputs
+
+    def _handed_out(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Right values, in memory that is not the caller's."""
+        match self.fault:
+            case Fault.OVERWRITTEN:
+                shapes = tuple(tensor.shape for tensor in inputs)
+                memory = self._memory.setdefault(shapes, list(outputs))
+                return [mine.copy_(new) for mine, new in zip(memory, outputs, strict=True)]
+            case Fault.KEPT:
+                # Right as long as nobody writes to what was handed out.
+                first = self._memory.setdefault((), [inputs[0].clone(), *outputs])
+                return first[1:] if torch.equal(first[0], inputs[0]) else outputs
+            case Fault.INPUT:
+                return [
+                    tensor if tensor.equal(out) else out
+                    for tensor, out in zip(inputs, outputs, strict=False)
+                ]
         return outputs
 
     def _at_maximum(self, inputs: Sequence[Tensor]) -> bool:

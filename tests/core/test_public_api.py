@@ -90,6 +90,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "max_calls": (KEYWORD, None),
         "dry_run": (KEYWORD, False),
         "on_failure": (KEYWORD, "raise"),
+        "tolerance": (KEYWORD, None),
         "registry": (KEYWORD, None),
     },
     "save": {

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from aitune_core import BatchDim, DynamicDim
 from aitune_core._synthesis import (
     corner_sizes,
     distinct_sizes,
+    reordered_rows,
     resize_inputs,
     strided_copies,
 )
@@ -118,3 +120,28 @@ def test_strided_copies_are_equal_and_not_contiguous() -> None:
         assert tensor.data_ptr() != copy.data_ptr() or tensor.numel() == 0
     assert not copies[0].is_contiguous()
     assert not copies[1].is_contiguous()
+
+
+def test_rows_are_moved_alike_along_the_batch_and_stay_valid() -> None:
+    ids, mask, table = reordered_rows(GRAPH.spec, GRAPH.samples[0]) or ()
+    assert ids.tolist() == [[3, 4, 5], [0, 1, 2]]
+    assert mask.tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert torch.equal(table, GRAPH.samples[0][2])
+
+
+def test_rows_of_static_sizes_are_moved_where_all_inputs_have_as_many() -> None:
+    x, y = torch.tensor([1, 2, 3]), torch.tensor([[4.0], [5.0], [6.0]])
+    scale = torch.tensor(2.0)
+    (graph,) = recorded(lambda x, y, scale: x * y * scale, (x, y, scale))
+    moved = reordered_rows(graph.spec, graph.samples[0]) or ()
+    assert [tensor.tolist() for tensor in moved] == [[3, 1, 2], [[6.0], [4.0], [5.0]], 2.0]
+    (graph,) = recorded(lambda x, y: x[:2] * y[:2, 0], (x, y[:2]))
+    assert reordered_rows(graph.spec, graph.samples[0]) is None
+
+
+@pytest.mark.parametrize(
+    "x", [torch.ones(1, 3), torch.ones(4, 3), torch.ones(0, 3), torch.ones(())]
+)
+def test_rows_that_cannot_be_told_apart_are_no_other_values(x: torch.Tensor) -> None:
+    (graph,) = recorded(lambda x: x * 2, (x,))
+    assert reordered_rows(graph.spec, graph.samples[0]) is None

@@ -19,15 +19,17 @@ from aitune_core import (
     SizeCondition,
     ValidationError,
 )
-from aitune_core._comparison import tolerance
 from aitune_core._graphs import RecordedGraph
 from aitune_core._reference import Reference
+from aitune_core._tolerances import derived_tolerance, tolerance
 from aitune_core._validation import EngineCheck
 from aitune_core.backend import ArtifactWriter, Attempt, BuildRequest, Engine
 
 NAN, INF = float("nan"), float("inf")
 #: Values that were not recorded: times 30 and 1000, of the other sign, zeros.
 EXTREMES = 4
+#: Rows in another order.
+ORDERS = 1
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
 
@@ -39,7 +41,7 @@ class ConstantEngine(Engine):
         self.outputs = outputs
 
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        return self.outputs
+        return [output.clone() for output in self.outputs]
 
     def save(self, artifacts: ArtifactWriter) -> None:
         raise NotImplementedError
@@ -100,7 +102,8 @@ class Two(nn.Module):
 
 def test_honest_engine_passes_on_recorded_strided_and_corner_inputs() -> None:
     result = check_fake(Fault.NONE, mlp(), *((x,) for x in batches(2, 5)))
-    assert result.cases == 2 + 1 + EXTREMES + 4  # recorded, strided, every size from 2 to 5
+    # Recorded, strided, in another order, other values, every size from 2 to 5.
+    assert result.cases == 2 + 1 + ORDERS + EXTREMES + 4
     assert result.worst_difference == 0.0
     assert result.tolerance_share == 0.0
     assert result.worst_output == "out"
@@ -186,7 +189,9 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.complex128])
 def test_tolerance_follows_the_dtype(dtype: torch.dtype) -> None:
     expected = torch.ones(64, dtype=dtype)
-    step = tolerance(dtype)
+    own = torch.float16 if dtype in {torch.float16, torch.bfloat16} else torch.float32
+    step = derived_tolerance(dtype, torch.device("cpu"), own=own, eager_error=0.0)
+    assert step <= tolerance(dtype)
     small, large = expected.clone(), expected.clone()
     small[3] += step
     large[3] += 4 * step
@@ -519,7 +524,7 @@ def test_what_hangs_on_rounding_at_large_values_is_no_fault() -> None:
             return [(inputs[0] * (3 + 2e-6)).sin()]
 
     result = checker(graph)(Rounds(graph.spec, torch.device("cpu"), "rounds"))
-    assert result.cases == 2 + EXTREMES
+    assert result.cases == 2 + ORDERS + EXTREMES
 
 
 class Cuts(Overflows):
@@ -536,7 +541,7 @@ class Cuts(Overflows):
 
 def test_saturated_values_may_be_off_by_the_rounding_of_one_where_nothing_was_recorded() -> None:
     (graph,) = recorded(torch.sigmoid, (torch.tensor([-0.6, -0.61, -0.62]),))
-    assert checker(graph)(Cuts(graph.spec, 5e-7)).cases == 2 + EXTREMES
+    assert checker(graph)(Cuts(graph.spec, 5e-7)).cases == 2 + ORDERS + EXTREMES
     (graph,) = recorded(torch.sigmoid, (torch.tensor([-0.40, -0.41]),))
     with pytest.raises(ValidationError) as caught:
         checker(graph)(Cuts(graph.spec, 1e-5))

@@ -43,6 +43,12 @@ class FlatModule(nn.Module):
         # Set here and not through eval(): the flags of the module's parts are the user's.
         self.training = False
 
+    def around(self, module: nn.Module) -> FlatModule:
+        """Return the same around another module of one signature and result."""
+        other = FlatModule(module, self._call_form, self._graph)
+        other._numbers = self._numbers
+        return other
+
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the module on flat inputs, in graph order; returns its flat outputs.
 

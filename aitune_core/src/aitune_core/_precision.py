@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["full_float32", "reduced_matmul"]
+__all__ = ["exact_float32", "full_float32", "reduced_matmul"]
 
 
 def reduced_matmul(device: torch.device) -> bool:
@@ -32,3 +32,22 @@ def full_float32() -> Iterator[bool]:
         yield bool(before)
     finally:
         torch.backends.cudnn.allow_tf32 = before
+
+
+@contextlib.contextmanager
+def exact_float32() -> Iterator[None]:
+    """Let nothing compute float32 with fewer bits inside the block, matrix products neither.
+
+    Settings that the program made through PyTorch's newer interface stay.
+    """
+    with full_float32():
+        try:
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("highest")
+        except RuntimeError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)

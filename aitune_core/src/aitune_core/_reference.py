@@ -7,16 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from aitune_core._comparison import TF32_TOLERANCE, compare
+from aitune_core._comparison import compare
 from aitune_core._extremes import converts_to_indices, extreme_inputs, nudged
 from aitune_core._flat import FlatModule
+from aitune_core._precise import Correction, PreciseModule
 from aitune_core._sorting import Sorting, apart, sorting_of
-from aitune_core._synthesis import corner_sizes, resize_inputs, strided_copies
+from aitune_core._synthesis import (
+    corner_sizes,
+    reordered_rows,
+    resize_inputs,
+    strided_copies,
+)
+from aitune_core._tolerances import TF32_TOLERANCE
 from aitune_core._ways import other_ways
+from aitune_core._widening import NotFollowedError
 from aitune_core.errors import RecordingError, ValidationError
-from aitune_core.specs import GraphSpec
+from aitune_core.specs import GraphSpec, dtype_name
 
 __all__ = ["Case", "Reference", "described"]
 
@@ -31,7 +39,9 @@ class Case:
         reference: Eager's flat outputs; an error where the rest of its result is not as recorded.
         sizes: Sizes of the dims, where they are not those of a recorded call.
         strided: Whether engines get the inputs with other strides.
+        reordered: Whether rows of a recorded call are in another order.
         scale: How much larger the values are than recorded ones; None where they were recorded.
+        correction: What eager's outputs lack; None where eager is the reference.
     """
 
     label: str
@@ -39,7 +49,14 @@ class Case:
     reference: tuple[Tensor, ...] | ValidationError
     sizes: Mapping[str, int] | None = None
     strided: bool = False
+    reordered: bool = False
     scale: float | None = None
+    correction: Correction | None = None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the inputs are those of a recorded call."""
+        return self.sizes is None and self.scale is None and not self.reordered
 
     @property
     def extreme(self) -> bool:
@@ -56,8 +73,9 @@ class Case:
 class Reference:
     """Eager on all inputs that engines of one graph are compared on, computed once.
 
-    These are every recorded call, inputs that are not contiguous, values that were not recorded,
-    and the minimum, maximum and interior sizes of the dims.
+    These are every recorded call, inputs that are not contiguous, rows in another order, values
+    that were not recorded, and the minimum, maximum and interior sizes of the dims. Where it can be
+    had, what a wider type gives is the reference, and eager's distance from it is known.
 
     Args:
         graph: The graph.
@@ -83,6 +101,15 @@ class Reference:
         #: What is not compared, and why.
         self.skipped: list[str] = []
         self._cases: tuple[Case, ...] | None = None
+        #: The type of the reference, such as ``"float64"``; ``"eager"`` where it is eager itself.
+        self.name = "eager"
+        #: Type in which most of the module computes; None where that is no floating-point type.
+        self.own: torch.dtype | None = None
+
+    @property
+    def module(self) -> nn.Module:
+        """The module."""
+        return self._flat_module.module
 
     def eager(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run the module on copies of flat inputs; what it raises passes."""
@@ -103,12 +130,46 @@ class Reference:
             self._check_recorded(recorded)
             smallest = min(range(len(recorded)), key=self._numel)
             self._check_ways(self._samples[smallest], recorded[smallest])
-            self._cases = (
+            cases = (
                 *self._recorded_cases(recorded),
+                *self._reordered_cases(),
                 *self._extreme_cases(self._samples[smallest]),
                 *self._corner_cases(),
             )
+            self._cases = tuple(self._corrected(cases))
         return self._cases
+
+    def _corrected(self, cases: Sequence[Case]) -> list[Case]:
+        """Add to cases what eager's outputs lack, and say where that is not known."""
+        precise = PreciseModule(self._flat_module, self._graph, self._samples[0])
+        self.own = precise.own
+        if precise.wide is None:
+            return list(cases)
+        without: dict[str, list[str]] = {}
+        corrected: list[Case] = []
+        for case in cases:
+            if isinstance(case.reference, ValidationError):
+                corrected.append(case)
+                continue
+            first = corrected[0] if case.strided else None
+            try:
+                correction = (
+                    precise.correction(case.inputs, case.reference)
+                    if first is None
+                    else first.correction
+                )
+            except NotFollowedError as error:
+                correction = None
+                without.setdefault(str(error), []).append(case.label)
+            corrected.append(attrs.evolve(case, correction=correction))
+        if any(case.correction is not None and case.recorded for case in corrected):
+            self.name = dtype_name(precise.wide)
+        self.skipped += [
+            f"{', '.join(labels)}: eager itself is the reference, since in "
+            f"{dtype_name(precise.wide)} {reason}"
+            for reason, labels in without.items()
+        ]
+        return corrected
 
     def _numel(self, position: int) -> int:
         return sum(tensor.numel() for tensor in self._samples[position])
@@ -166,6 +227,24 @@ class Reference:
         for position, inputs in enumerate(self._samples):
             yield Case(f"recorded call {position}", inputs, outputs[position])
         yield Case("strided inputs", self._samples[0], outputs[0], strided=True)
+
+    def _reordered_cases(self) -> Iterator[Case]:
+        """Yield recorded rows in another order: other values of the same shapes, all of them valid.
+
+        Of the smallest call that has several rows.
+        """
+        label = "rows in another order"
+        for position in sorted(range(len(self._samples)), key=self._numel):
+            inputs = reordered_rows(self._graph, self._samples[position])
+            if inputs is None:
+                continue
+            try:
+                yield Case(label, inputs, self.eager(inputs), reordered=True)
+            except ValidationError as error:
+                yield Case(label, inputs, error, reordered=True)
+            except Exception as error:  # noqa: BLE001 - the module may ask for an order
+                self.skipped.append(f"{label}: eager raised {error!r:.200}")
+            return
 
     def _extreme_cases(self, inputs: Sequence[Tensor]) -> Iterator[Case]:
         if any(tensor.is_cuda for tensor in inputs) and converts_to_indices(

@@ -8,12 +8,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from aitune_core.specs import GraphSpec
+from aitune_core._tensors import same_bits
+from aitune_core.specs import BatchDim, GraphSpec, TensorSpec
 
 __all__ = [
     "corner_sizes",
     "distinct_sizes",
     "probe_sizes",
+    "reordered_rows",
     "resize_inputs",
     "strided_copies",
 ]
@@ -127,6 +129,37 @@ def probe_sizes(graph: GraphSpec) -> list[dict[str, int]]:
         for step, (name, dim) in enumerate(graph.dims.items())
     }
     return [inside, graph.completed_sizes(apart) or inside]
+
+
+def reordered_rows(graph: GraphSpec, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
+    """Return inputs whose rows are in another order, the same for all; None where there are none.
+
+    Rows lie along a `BatchDim`; without one, along axis 0 where all inputs have one size there.
+    """
+    axes = [_row_axis(spec) for spec in graph.inputs]
+    if all(axis is None for axis in axes):
+        sizes = {tensor.shape[0] for tensor in inputs if tensor.dim()}
+        if len(sizes) != 1 or any(_may_be_offsets(tensor) for tensor in inputs):
+            return None
+        axes = [0 if tensor.dim() else None for tensor in inputs]
+    moved = tuple(
+        tensor.clone() if axis is None else tensor.detach().roll(1, axis)
+        for axis, tensor in zip(axes, inputs, strict=True)
+    )
+    same = all(same_bits(one, other) for one, other in zip(moved, inputs, strict=True))
+    return None if same else moved
+
+
+def _row_axis(spec: TensorSpec) -> int | None:
+    return next(
+        (axis for axis, dim in spec.dynamic_axes.items() if isinstance(dim, BatchDim)), None
+    )
+
+
+def _may_be_offsets(tensor: Tensor) -> bool:
+    """Whether values may be places in another tensor, which end a process on CUDA if wrong."""
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.is_cuda and tensor.dim() == 1 and whole
 
 
 def strided_copies(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -21,6 +21,7 @@ from aitune_core._reference import Reference
 from aitune_core._stopwatch import memory_in_use
 from aitune_core._synthesis import resize_inputs
 from aitune_core._timing import Timing
+from aitune_core._tolerances import Tolerance
 from aitune_core._validation import EngineCheck
 from aitune_core.backend import Attempt, Backend, BuildRequest, Engine
 from aitune_core.errors import BuildError, ConfigError
@@ -49,6 +50,7 @@ class GraphTrial(Trial):
         started: Called when a candidate is about to be built.
         finished: Called with what became of it.
         measuring: Called with candidates that are about to be timed.
+        tolerance: Relative errors that the user allows.
 
     Raises:
         ConfigError: Memory is limited, and cannot be told here.
@@ -66,6 +68,7 @@ class GraphTrial(Trial):
         measuring: Callable[[Sequence[Outcome]], object] = lambda _: None,
         limits: Limits | None = None,
         deadline: float | None = None,
+        tolerance: Tolerance | None = None,
     ) -> None:
         self.graph = recorded.spec
         self.backends = backends
@@ -83,7 +86,7 @@ class GraphTrial(Trial):
             recorded.spec, recorded.samples, recorded.results, recorded.reference, module_name
         )
         self._check = EngineCheck(
-            recorded.spec, recorded.samples, self._reference, recorded.declared
+            recorded.spec, recorded.samples, self._reference, recorded.declared, tolerance
         )
         if self._limits.max_memory_bytes is not None and memory_in_use(device) is None:
             msg = "max_memory_bytes: the memory of a process cannot be told here; leave it out"

@@ -31,6 +31,7 @@ from aitune_core._report import (
 from aitune_core._room import check_room, naming_dims
 from aitune_core._scalars import scalar_kinds
 from aitune_core._serving import ModuleState
+from aitune_core._tolerances import Tolerance, check_tolerance, check_tolerance_paths
 from aitune_core._trial import GraphTrial
 from aitune_core.backend import Backend, Engine
 from aitune_core.errors import (
@@ -69,6 +70,7 @@ class _Plan:
     choose: Callable[[GraphSpec], _Choice]
     recorded: list[RecordedGraph]
     notes: list[str]
+    tolerance: Tolerance | None = None
     #: The graphs that were decided, with their trials and decisions.
     graphs: list[RecordedGraph] = attrs.field(factory=list)
     trials: list[GraphTrial] = attrs.field(factory=list)
@@ -104,6 +106,7 @@ def tune(  # noqa: PLR0913
     max_calls: int | None = None,
     dry_run: bool = False,
     on_failure: Literal["raise", "eager"] = "raise",
+    tolerance: Tolerance | None = None,
     registry: PluginRegistry | None = None,
 ) -> TuneReport:
     """Tune every wrapped module that ``func`` reaches.
@@ -126,13 +129,17 @@ def tune(  # noqa: PLR0913
         dry_run: Record and report graphs, build nothing, change nothing.
         on_failure: What to do where no candidate wins: ``"raise"``, or keep ``"eager"`` and say
             so in the report.
+        tolerance: Relative error that outputs may have, instead of the one that is derived: a
+            number for all, or a mapping from paths of outputs, such as ``"out['logits']"``. It is
+            a share of an element's size plus the typical size of its output, and is measured from
+            the reference of the numeric check. Integers and booleans are equal all the same.
         registry: The plugins to use; None means the installed ones.
 
     Returns:
         What was done.
 
     Raises:
-        ConfigError: An argument cannot be used.
+        ConfigError: An argument cannot be used, or ``tolerance`` names an unknown output.
         RecordingError: No call reached a wrapped module, or a module cannot be tuned.
         TuningError: No candidate won; holds one error per failed candidate.
         UnknownBackendError, UnknownStrategyError: A name is not registered.
@@ -141,6 +148,7 @@ def tune(  # noqa: PLR0913
     start = time.perf_counter()
     chosen = None if device is None else existing_device(device)
     check_tune_arguments(func, batch_sizes, max_calls, on_failure)
+    check_tolerance(tolerance)
     registry = chosen_registry(registry)
     if isinstance(strategy, str):
         registry.strategy(strategy)  # says early that there is none of this name
@@ -157,6 +165,7 @@ def tune(  # noqa: PLR0913
         try:
             record_calls(recorder, func, input_data, batch_sizes, max_calls, chosen)
             plans = _plan(recorder, strategy, registry, on_failure)
+            _allow(plans, tolerance)
             device = chosen or _recorded_device(plans)
             if not dry_run:
                 _decide(plans, device, observers, on_failure)
@@ -245,6 +254,14 @@ def _plan(
             plan.notes.append(f"stays eager: {error}")
         plans.append(plan)
     return plans
+
+
+def _allow(plans: Sequence[_Plan], tolerance: Tolerance | None) -> None:
+    """Note what the user allows; raises where that names no output."""
+    specs = (graph.spec for plan in plans for graph in plan.recorded)
+    check_tolerance_paths(tolerance, (output.path for spec in specs for output in spec.outputs))
+    for plan in plans:
+        plan.tolerance = tolerance
 
 
 def _numbered(name: str, earlier: Sequence[str]) -> str:
@@ -344,6 +361,7 @@ def _decide_graph(
         device,
         limits=limits,
         deadline=None if limits.time_limit_s is None else plan.start + limits.time_limit_s,
+        tolerance=plan.tolerance,
         started=lambda backend: observers.hook.aitune_candidate_started(
             module_name=name, graph=graph, backend=backend
         ),

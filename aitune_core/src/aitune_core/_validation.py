@@ -1,19 +1,20 @@
-"""The numeric check: an engine's outputs against eager."""
+"""The numeric check: an engine's outputs against the reference."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-import attrs
 import torch
 from torch import Tensor
 
-from aitune_core._comparison import TF32_TOLERANCE, Difference, compare, tolerance
+from aitune_core._comparison import Difference, compare
 from aitune_core._limits import needed_conditions
-from aitune_core._precision import full_float32, reduced_matmul
+from aitune_core._ownership import check_ownership
+from aitune_core._precision import full_float32
 from aitune_core._reference import Case, Reference, described
 from aitune_core._tensors import same_bits
+from aitune_core._tolerances import Tolerance, derived_tolerance, given_tolerance
 from aitune_core.backend import Assumptions, Engine
 from aitune_core.conditions import SizeCondition
 from aitune_core.errors import ValidationError
@@ -34,6 +35,7 @@ class EngineCheck:
         samples: Recorded flat inputs.
         reference: The eager module on them and on others.
         declared: Names of the dims whose ranges the user gave; engines must take their ends.
+        tolerance: Relative errors that the user allows, instead of those derived.
     """
 
     def __init__(
@@ -42,24 +44,28 @@ class EngineCheck:
         samples: Sequence[tuple[Tensor, ...]],
         reference: Reference,
         declared: frozenset[str] = frozenset(),
+        tolerance: Tolerance | None = None,
     ) -> None:
         self._graph = graph
         self._samples = samples
         self._reference = reference
         self._declared = declared
+        self._tolerance = tolerance
 
     def __call__(self, engine: Engine) -> CheckResult:
-        """Compare an engine with eager on every case.
+        """Compare an engine with the reference on every case.
 
         Raises:
             ValidationError: An output differs; the error names it, the worst difference and its
-                place.
+                place. Or results are not the caller's: see `check_ownership`.
             RecordingError: Eager itself is not repeatable.
         """
         cases = self._reference.cases()
         self._check_declared(engine.graph)
         worst = Difference(0.0, 0.0, self._graph.outputs[0].path if self._graph.outputs else "")
+        absolute = error = eager_error = 0.0
         outside: list[str] = []
+        compared: list[Case] = []
         for case in cases:
             if case.sizes is None:
                 self._check_recorded(engine.graph, case)
@@ -70,16 +76,26 @@ class EngineCheck:
             if case.extreme and engine.compute_dtype is not None:
                 outside.append(f"{case.label}: the engine computes in {engine.compute_dtype}")
                 continue
+            compared.append(case)
             for difference in self._differences(engine, case):
+                absolute = max(absolute, difference.absolute)
                 if difference.share >= worst.share:
-                    worst = attrs.evolve(
-                        difference, absolute=max(worst.absolute, difference.absolute)
-                    )
+                    worst = difference
+                if case.recorded:
+                    error = max(error, difference.error)
+            if case.recorded and case.correction is not None:
+                eager_error = max(eager_error, *case.correction.errors, 0.0)
+        check_ownership(engine, self._graph, compared, self._reference.module, self._differences)
         return CheckResult(
-            cases=len(cases) - len(outside),
-            worst_difference=worst.absolute,
+            cases=len(compared),
+            worst_difference=absolute,
             worst_output=worst.output,
+            worst_case=worst.case,
+            worst_index=worst.index,
             tolerance_share=worst.share,
+            error=error,
+            eager_error=eager_error,
+            reference=self._reference.name,
             skipped=(*self._reference.skipped, *outside),
         )
 
@@ -184,14 +200,15 @@ class EngineCheck:
         outputs: Sequence[Tensor],
         computes: torch.dtype | None,
     ) -> Sequence[Difference]:
-        """Compare with eager; where that fails, also with what else eager may give.
+        """Compare with the reference; where that fails, also with what else eager may give.
 
         That is, where it used TF32, what it gives in full float32; and at values that were not
         recorded, what it gives for inputs that differ by rounding errors.
         """
-        shares = [_share(expected, computes) for expected in reference]
+        shares = self._shares(case, reference, computes)
+        lacking = [None] * len(reference) if case.correction is None else case.correction.tensors
         try:
-            return self._compared_with(reference, case, outputs, shares)
+            return self._compared_with(reference, lacking, case, outputs, shares)
         except ValidationError as error:
             if error.kind != "values":
                 raise
@@ -203,18 +220,41 @@ class EngineCheck:
             with full_float32() as changed:
                 if changed:
                     reference = self._reference.eager(case.inputs)
+                    lacking = [None] * len(reference)
                 elif not case.extreme:
                     raise
-            return self._compared_with(reference, case, outputs, shares)
+            return self._compared_with(reference, lacking, case, outputs, shares)
+
+    def _shares(
+        self, case: Case, reference: Sequence[Tensor], computes: torch.dtype | None
+    ) -> list[float]:
+        """Return the allowed relative error of each output."""
+        errors: Sequence[float | None] = (
+            [None] * len(reference) if case.correction is None else case.correction.errors
+        )
+        derived = [
+            derived_tolerance(
+                expected.dtype,
+                expected.device,
+                computes=computes,
+                own=self._reference.own,
+                eager_error=error,
+                recorded=not case.extreme,
+            )
+            for expected, error in zip(reference, errors, strict=True)
+        ]
+        given = [given_tolerance(self._tolerance, spec.path) for spec in self._graph.outputs]
+        return [more if less is None else less for more, less in zip(derived, given, strict=True)]
 
     def _compared_with(
         self,
         reference: Sequence[Tensor],
+        lacking: Sequence[Tensor | None],
         case: Case,
         outputs: Sequence[Tensor],
         shares: Sequence[float],
     ) -> Sequence[Difference]:
-        together = zip(self._graph.outputs, reference, outputs, shares, strict=True)
+        together = zip(self._graph.outputs, reference, lacking, outputs, shares, strict=True)
         return [
             compare(
                 spec,
@@ -223,8 +263,9 @@ class EngineCheck:
                 case.label,
                 share=share,
                 floor=0.0 if case.scale is None else _saturated(expected, case.scale),
+                lacking=missing,
             )
-            for spec, expected, got, share in together
+            for spec, expected, missing, got, share in together
             if share < math.inf
         ]
 
@@ -236,11 +277,3 @@ def _saturated(expected: Tensor, scale: float) -> float:
     """
     real = expected.is_floating_point() or expected.is_complex()
     return max(_SATURATED, scale) * torch.finfo(expected.dtype).eps if real else 0.0
-
-
-def _share(expected: Tensor, computes: torch.dtype | None) -> float:
-    reduced = expected.dtype is torch.float32 and reduced_matmul(expected.device)
-    share = TF32_TOLERANCE if reduced else tolerance(expected.dtype)
-    if computes is None or not expected.is_floating_point():
-        return share
-    return max(share, tolerance(computes))

@@ -201,8 +201,9 @@ class ValidationError(AituneError):
         output: Path of the worst output, such as ``"out['logits']"``.
         kind: What differs: ``"values"``, ``"dtype"``, ``"shape"``, ``"device"``, ``"count"``,
             ``"nonfinite"``, ``"input"`` (the engine wrote into one), ``"grad"``, ``"execution"``
-            ``"sizes"`` (the engine does not take a declared range) or ``"structure"`` (what is
-            not a tensor in a result).
+            ``"sizes"`` (the engine does not take a declared range), ``"structure"`` (what is
+            not a tensor in a result), ``"overwritten"`` (a later call changed results) or
+            ``"aliasing"`` (results share memory with what lives on).
         index: Place of the worst element, where values differ.
         worst_difference: Largest absolute difference, where values differ.
         expected: Eager's value, dtype, shape or count.
