@@ -7,7 +7,7 @@ import torch
 from samples import mlp, recorded
 from torch import Tensor, nn
 
-from aitune_core import BatchDim
+from aitune_core import BatchDim, RecordingError
 from aitune_core._reference import Case, Reference
 
 X = torch.tensor([[0.5, -1.0], [2.0, 0.25]])
@@ -95,6 +95,18 @@ def test_module_is_as_it_was() -> None:
     assert weight.dtype is torch.float32
     assert {table.dtype for table in module.tables.values()} == {torch.float32}
     assert {dtype for _, dtype in module.tables} == {torch.float32}
+
+
+def test_wide_tensors_that_code_keeps_outside_of_the_module_are_noticed() -> None:
+    kept: dict[int, Tensor] = {}
+
+    def forward(x: Tensor) -> Tensor:
+        if x.element_size() > 4:
+            kept[0] = x + 0.0
+        return x * 2 + 0 * kept.get(0, torch.zeros(()))
+
+    with pytest.raises(RecordingError, match="after it ran in a wider type"):
+        reference_of(forward, (X,))
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,18 @@ def test_writes_into_tensors_that_were_there_are_refused(function: Any) -> None:
     assert torch.equal(own, X)
 
 
+def test_data_of_tensors_that_were_there_is_not_exchanged() -> None:
+    own = X.clone()
+
+    def exchange(x: Tensor) -> Tensor:
+        own.data = x
+        return own * 2
+
+    with pytest.raises(NotFollowedError, match="an attribute of a tensor is set"):
+        wide(exchange, X)
+    assert own.dtype is torch.float32
+
+
 def test_bits_of_numbers_are_not_read() -> None:
     with pytest.raises(NotFollowedError, match="bits"):
         wide(lambda x: x.view(torch.int32), X)

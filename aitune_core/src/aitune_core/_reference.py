@@ -136,7 +136,11 @@ class Reference:
                 *self._extreme_cases(self._samples[smallest]),
                 *self._corner_cases(),
             )
-            self._cases = tuple(self._corrected(cases))
+            corrected = tuple(self._corrected(cases))
+            # What the code keeps outside of the module must be of its own type again.
+            again = "after it ran in a wider type"
+            self._check_same(recorded[0], self._on_copies(0), again)
+            self._cases = corrected
         return self._cases
 
     def _corrected(self, cases: Sequence[Case]) -> list[Case]:

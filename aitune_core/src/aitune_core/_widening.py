@@ -178,6 +178,9 @@ class _Functions(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name == "__set__" and isinstance(args[0], Tensor) and args[0].dtype in self._widths:
+            msg = "an attribute of a tensor is set that was there before"
+            raise NotFollowedError(msg)
         if name not in {"__get__", "__set__"} and not _writes(name, kwargs):
             args, kwargs = self._arguments(args, kwargs)
         result = func(*args, **kwargs)
