@@ -43,7 +43,7 @@ class CudaGraphRuns:
         with self._lock, torch.cuda.device(self._device), self._own_graphs():
             stream = torch.cuda.current_stream(self._device)
             if self._copied is None:
-                self._copied = torch.cuda.Event()
+                self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             else:
                 # The graphs' memory may still be read on the stream of another caller.
                 stream.wait_event(self._copied)

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from aitune_core._owned import inference, memory_of, owned, state_memory
+from aitune_core._owned import inference, owned, state_memory
 from aitune_core.backend import ArtifactReader, ArtifactWriter, Backend, BuildRequest, Engine
 from aitune_core.config import BackendConfig
 from aitune_core.errors import CheckpointError
@@ -49,8 +49,7 @@ class EagerEngine(Engine):
         if module is None:
             self.fail_closed("run")
         with inference(self.device):
-            outputs = module(*inputs)
-            return owned(outputs, self._memory.union(memory_of(inputs)))
+            return owned(module(*inputs), inputs, self._memory)
 
     def save(self, artifacts: ArtifactWriter) -> None:  # noqa: ARG002
         """Refuse.

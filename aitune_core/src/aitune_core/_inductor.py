@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import sys
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from aitune_core._compiling import Program, assumptions, compile_program
 from aitune_core._cuda_graph_runs import CudaGraphRuns
-from aitune_core._owned import inference, memory_of, owned, state_memory
+from aitune_core._owned import inference, owned, state_memory
 from aitune_core.backend import (
     ArtifactReader,
     ArtifactWriter,
@@ -44,25 +45,39 @@ def _check_mode(_config: object, _attribute: object, value: object) -> None:
 
 
 def _check_options(_config: object, _attribute: object, value: object) -> None:
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         msg = f"options must map names of Inductor's options to values, got {value!r}"
         raise ConfigError(msg, field="options", value=value, allowed="a mapping")
     if not value:
         return
-    known = set(torch._inductor.list_options())  # noqa: SLF001 - public by torch's documentation
+    from torch._inductor import config  # noqa: PLC0415 - heavy
+
+    known = config.get_config_copy()
     for name, setting in value.items():
-        if name in _REFUSED_OPTIONS or name.replace("-", "_") not in known:
-            why = "keeps weights beyond the engine" if name in _REFUSED_OPTIONS else "is unknown"
+        if name in _REFUSED_OPTIONS or name not in known:
+            what = "keeps weights beyond the engine" if name in _REFUSED_OPTIONS else "is unknown"
             msg = (
-                f"Inductor's option {name!r} {why}; leave it out, torch._inductor.list_options() "
+                f"Inductor's option {name!r} {what}; leave it out, torch._inductor.list_options() "
                 "names all"
             )
             raise ConfigError(msg, field="options", value=name, allowed=tuple(sorted(known)))
-        try:
-            json.dumps(setting, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            msg = f"Inductor's option {name!r} must be a JSON value, got {setting!r}"
-            raise ConfigError(msg, field="options", value=setting, allowed="JSON") from error
+        _check_setting(name, setting, known[name])
+
+
+def _check_setting(name: str, setting: object, default: object) -> None:
+    try:
+        json.dumps(setting, allow_nan=False)
+        wanted = "a JSON value" if default is None else f"of type {type(default).__name__}"
+        fits = default is None or type(setting) is type(default)
+    except (TypeError, ValueError):
+        wanted, fits = "a JSON value", False
+    if not fits:
+        msg = f"Inductor's option {name!r} must be {wanted}, got {setting!r}"
+        raise ConfigError(msg, field="options", value=setting, allowed=wanted)
+
+
+def _copied(value: object) -> object:
+    return copy.deepcopy(dict(value)) if isinstance(value, Mapping) else value
 
 
 @attrs.frozen(kw_only=True)
@@ -83,14 +98,16 @@ class InductorConfig(BackendConfig):
     """
 
     mode: str = attrs.field(default="default", validator=_check_mode)
-    options: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_options)
+    options: Mapping[str, Any] = attrs.field(
+        factory=dict, converter=_copied, validator=_check_options, hash=False
+    )
 
     @property
     def inductor_options(self) -> dict[str, Any]:
         """All options that Inductor gets."""
-        mode = torch._inductor.list_mode_options(self.mode)  # noqa: SLF001 - as list_options
-        named = {name.replace("-", "_"): value for name, value in self.options.items()}
-        return {**mode, **named}
+        from torch._inductor import list_mode_options  # noqa: PLC0415 - heavy
+
+        return {**list_mode_options(self.mode), **self.options}
 
 
 class InductorEngine(Engine):
@@ -108,7 +125,9 @@ class InductorEngine(Engine):
     ) -> None:
         super().__init__(graph, device, _NAME)
         self._memory = state_memory(program.state)
-        self._run = CudaGraphRuns(program, device) if cuda_graphs else program
+        self._run: Program | CudaGraphRuns | None = (
+            CudaGraphRuns(program, device) if cuda_graphs else program
+        )
 
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Run the program.
@@ -120,7 +139,7 @@ class InductorEngine(Engine):
         if run is None:
             self.fail_closed("run")
         with inference(self.device):
-            return owned(run(inputs), self._memory.union(memory_of(inputs)))
+            return owned(run(inputs), inputs, self._memory)
 
     def save(self, artifacts: ArtifactWriter) -> None:  # noqa: ARG002
         """Refuse.
@@ -239,9 +258,7 @@ def _check_triton(device: torch.device) -> None:
     if not has_triton_package():
         hint = "python -m pip install triton"
         msg = f"backend {_NAME!r} needs Triton on CUDA, which is not installed; run: {hint}"
-        raise BackendUnavailableError(
-            msg, backend_name=_NAME, missing="triton", install_hint=hint
-        )
+        raise BackendUnavailableError(msg, backend_name=_NAME, missing="triton", install_hint=hint)
     capability = torch.cuda.get_device_capability(device)
     if capability < _SMALLEST_CAPABILITY:
         msg = (

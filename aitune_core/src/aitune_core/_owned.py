@@ -26,17 +26,20 @@ def state_memory(module: nn.Module) -> frozenset[int]:
     return frozenset(memory_of([leaf for leaf in held if isinstance(leaf, Tensor)])) - {0}
 
 
-def owned(outputs: Sequence[Tensor], others: Collection[int]) -> list[Tensor]:
+def owned(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], held: Collection[int]
+) -> list[Tensor]:
     """Return outputs, with copies of those that share memory with others or with one another.
 
     Args:
         outputs: What was computed.
-        others: Addresses of storages that are not the caller's to keep.
+        inputs: What it was computed from.
+        held: Addresses of storages that are not the caller's, such as those of weights.
     """
-    taken = set(others)
+    taken = set(memory_of(inputs)) - {0}
     results = []
     for output, address in zip(outputs, memory_of(outputs), strict=True):
-        results.append(output.clone() if address in taken else output)
+        results.append(output.clone() if address in taken or address in held else output)
         if address:
             taken.add(address)
     return results
