@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -184,7 +185,9 @@ def _export(request: BuildRequest, inputs: Sequence[Tensor]) -> fx.GraphModule:
     if written:
         msg = f"the module writes to its buffer {written[0]!r}, and an engine changes no weights"
         raise ValueError(msg)
-    exported = program.module(check_guards=False)
+    # The graph's own checks take the place of those that newer releases put into the module.
+    unchecked = inspect.signature(program.module).parameters.keys() & {"check_guards"}
+    exported = program.module(**dict.fromkeys(unchecked, False))
     # Takes and returns flat tensors, so that what packs and unpacks them is not needed.
     graph = exported.graph
     graph.set_codegen(fx.graph.CodeGen())
