@@ -37,6 +37,8 @@ def engine(module: Any, *calls: Any) -> EagerEngine:
 class Shared(nn.Module):
     """Returns its input, its state, and one result twice."""
 
+    table: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.arange(3.0))

@@ -59,12 +59,14 @@ def engine_of(outcome: Outcome) -> InductorEngine:
 class Wide(nn.Module):
     """Has many dtypes, ranks and outputs, some of which share memory with others."""
 
+    table: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 6)
         self.register_buffer("table", torch.randn(10, 4))
 
-    def forward(  # noqa: PLR0913
+    def forward(
         self, x: Tensor, ids: Tensor, mask: Tensor, scale: Tensor, half: Tensor
     ) -> dict[str, Tensor]:
         embedded = nn.functional.embedding(ids, self.table)
@@ -275,8 +277,11 @@ def test_threads_with_other_shapes_get_their_own_results(tuned: Tuned) -> None:
 
 
 def test_building_changes_no_state_of_the_process(tuned: Tuned) -> None:
-    for name, value in tuned.before.items():
-        assert tuned.after[name] == value, name
+    before, after = dict(tuned.before), dict(tuned.after)
+    levels = after.pop("levels")
+    assert {name: levels[name] for name in before["levels"]} == before.pop("levels")
+    for name, value in before.items():
+        assert after[name] == value, name
     assert tuned.users_compilations == 1
 
 
@@ -338,25 +343,6 @@ def test_code_that_needs_values_is_a_build_error_that_says_so(
     assert len(str(outcome.error)) < 800
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-def test_module_that_writes_to_its_state_is_a_build_error() -> None:
-    class Writes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.zeros(()))
-
-        def forward(self, *inputs: Tensor) -> tuple[Tensor]:
-            self.count.add_(1)
-            return (inputs[0] * self.count,)
-
-    class Replaced(InductorBackend):
-        def build(self, request: Any) -> InductorEngine:
-            return super().build(attrs.evolve(request, module=Writes().eval()))
-
-    outcome = outcome_of(lambda x: x * 2, (torch.ones(2, 4),), backend=Replaced())
-    assert isinstance(outcome.error, BuildError)
-    assert "'count'" in str(outcome.error)
 
 
 def test_closed_engine_refuses_and_lets_weights_and_code_go() -> None:
