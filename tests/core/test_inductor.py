@@ -345,6 +345,36 @@ def test_code_that_needs_values_is_a_build_error_that_says_so(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+def test_failure_of_the_compiler_names_the_step_and_keeps_the_first_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compile_nothing(*_: object) -> None:
+        raise RuntimeError("\n".join(f"line {number}" for number in range(300)))
+
+    monkeypatch.setattr(torch._inductor, "compile", compile_nothing)
+    outcome = outcome_of(mlp(), (torch.ones(2, 4),))
+    assert isinstance(outcome.error, BuildError)
+    assert outcome.error.step == "compile"
+    assert "RuntimeError: line 0 line 1 line 2;" in str(outcome.error)
+    assert "line 299" in str(outcome.error.__cause__)
+
+
+def test_weights_are_no_inputs_that_a_cuda_graph_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import compile_fx  # noqa: PLC0415
+
+    found: list[list[int]] = []
+    real = compile_fx.get_static_input_idxs
+
+    def looked_at(fixed: int) -> list[int]:
+        found.append(real(fixed))
+        return found[-1]
+
+    monkeypatch.setattr(compile_fx, "get_static_input_idxs", looked_at)
+    with torch.compiler.config.patch(force_disable_caches=True):
+        engine_of(outcome_of(mlp(), (torch.ones(2, 4),), (torch.ones(3, 4),)))
+    assert found == [[0, 1, 2, 3]]
+
+
 def test_closed_engine_refuses_and_lets_weights_and_code_go() -> None:
     net = Affine()
     weight = weakref.ref(net.scale)

@@ -232,6 +232,8 @@ def _compiled(module: fx.GraphModule, graph: GraphSpec, options: Mapping[str, An
         for (place, axis), size in zip(places, sizes, strict=True):
             module.graph.placeholder(f"size_{place}_{axis}").meta["val"] = size
     module.recompile()
+    # Without this entry, weights would be copied at each replay of a CUDA graph.
+    module.meta["dynamo_compile_id"] = None
     mode = next((tensor.fake_mode for tensor in tensors), None)
     with tracing(TracingContext(mode)):
         function = torch._inductor.compile(module, [*sizes, *tensors], dict(options))  # noqa: SLF001

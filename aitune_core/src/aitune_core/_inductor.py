@@ -87,9 +87,9 @@ class InductorConfig(BackendConfig):
     Args:
         mode: What ``torch.compile`` knows under this name: ``"default"``;
             ``"reduce-overhead"``, which on CUDA replays graphs, one per tuple of sizes, captured
-            at its first call; ``"max-autotune"``, which tries many kernels and replays graphs as
-            well; ``"max-autotune-no-cudagraphs"``. Where graphs are replayed, calls from several
-            threads run one after the other, and results are copies.
+            during the first calls with them; ``"max-autotune"``, which tries many kernels and
+            replays graphs as well; ``"max-autotune-no-cudagraphs"``. Where graphs are replayed,
+            calls from several threads run one after the other, and results are copies.
         options: Further options of Inductor, as in ``torch.compile(options=...)``; they go before
             those of the mode.
 
@@ -162,6 +162,10 @@ class InductorEngine(Engine):
 
 class InductorBackend(Backend):
     """Compiles modules with ``torch.export`` and Inductor, for all sizes of a graph at once.
+
+    Flags of the process that the compiler looks at (deterministic algorithms, number of threads,
+    precision of matrix products) are those at the time of building; later changes reach only the
+    operators that are not compiled.
 
     Args:
         config: An `InductorConfig`; None means all defaults.

@@ -45,7 +45,8 @@ class FirstWinsStrategy(Strategy):
     median latency no higher than eager's; later ones are not built.
 
     Args:
-        backends: Candidates in order; None means every available backend, by name.
+        backends: Candidates in order; None means every available backend:
+            those of plugins by name, then ``"inductor"``.
         allow_slower: Take the first correct candidate, whatever its speed.
 
     Raises:

@@ -37,7 +37,8 @@ class Strategy(ABC):
     """Decides which candidate serves a graph.
 
     Args:
-        backends: The candidates in order; None means every available backend, by name.
+        backends: The candidates in order; None means every available backend:
+            those of plugins by name, then ``"inductor"``.
 
     Raises:
         ConfigError: The sequence is empty, or an entry is neither a backend nor a name.
