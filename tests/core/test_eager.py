@@ -9,26 +9,16 @@ from typing import Any
 import pytest
 import torch
 from fake_plugin import empty_registry
-from samples import Affine, batches, graphs_of, mlp, recorded
+from samples import Affine, batches, evaluated, graphs_of, mlp, recorded
 from torch import Tensor, nn
 
 import aitune_core as ait
 from aitune_core import CheckpointError, ConfigError, EngineClosedError
 from aitune_core._eager import EagerBackend, EagerEngine
-from aitune_core._trial import GraphTrial
 
 
 def engine(module: Any, *calls: Any) -> EagerEngine:
-    (graph,) = recorded(module, *calls)
-    trial = GraphTrial(
-        "net",
-        graph,
-        (),
-        torch.device("cpu"),
-        started=lambda _: None,
-        finished=lambda _: None,
-    )
-    outcome = trial.evaluate(EagerBackend())
+    outcome = evaluated(EagerBackend(), module, *calls)
     assert outcome.error is None
     assert isinstance(outcome.engine, EagerEngine)
     return outcome.engine

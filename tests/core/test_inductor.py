@@ -15,7 +15,7 @@ import attrs
 import pytest
 import torch
 from fake_plugin import empty_registry
-from samples import Affine, graphs_of, mlp, recorded
+from samples import Affine, evaluated, graphs_of, mlp
 from torch import Tensor, nn
 
 import aitune_core as ait
@@ -34,7 +34,7 @@ from aitune_core import (
 from aitune_core._cuda_graph_runs import CudaGraphRuns
 from aitune_core._graphs import DynamicShapes
 from aitune_core._inductor import InductorBackend, InductorConfig, InductorEngine
-from aitune_core._trial import GraphTrial
+from aitune_core._quiet import quiet_compilers
 
 CPU = torch.device("cpu")
 
@@ -45,9 +45,8 @@ def outcome_of(
     backend: InductorBackend | None = None,
     dynamic_shapes: DynamicShapes | None = None,
 ) -> Outcome:
-    (graph,) = recorded(module, *calls, dynamic_shapes=dynamic_shapes)
-    trial = GraphTrial("net", graph, (), CPU, started=lambda _: None, finished=lambda _: None)
-    return trial.evaluate(backend or InductorBackend())
+    backend = backend or InductorBackend()
+    return evaluated(backend, module, *calls, dynamic_shapes=dynamic_shapes)
 
 
 def engine_of(outcome: Outcome) -> InductorEngine:
@@ -360,7 +359,8 @@ def test_failure_of_the_compiler_names_the_step_and_keeps_the_first_lines(
 
 
 def test_weights_are_no_inputs_that_a_cuda_graph_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import compile_fx  # noqa: PLC0415
+    with quiet_compilers():  # PyTorch warns of itself at the first import
+        from torch._inductor import compile_fx, config  # noqa: PLC0415
 
     found: list[list[int]] = []
     real = compile_fx.get_static_input_idxs
@@ -370,7 +370,7 @@ def test_weights_are_no_inputs_that_a_cuda_graph_copies(monkeypatch: pytest.Monk
         return found[-1]
 
     monkeypatch.setattr(compile_fx, "get_static_input_idxs", looked_at)
-    with torch.compiler.config.patch(force_disable_caches=True):
+    with config.patch(force_disable_caches=True):
         engine_of(outcome_of(mlp(), (torch.ones(2, 4),), (torch.ones(3, 4),)))
     assert found == [[0, 1, 2, 3]]
 
@@ -468,6 +468,21 @@ def test_absent_cuda_device_is_unavailable() -> None:
     with pytest.raises(BackendUnavailableError) as caught:
         InductorBackend().check_available(torch.device("cuda", 0))
     assert caught.value.missing == "cuda:0"
+
+
+def test_cuda_without_triton_or_with_an_old_device_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
+    for installed, missing in ((False, "triton"), (True, "compute capability 7.0")):
+        monkeypatch.setattr("torch.utils._triton.has_triton_package", lambda is_=installed: is_)
+        with pytest.raises(BackendUnavailableError) as caught:
+            InductorBackend().check_available(device)
+        assert caught.value.missing == missing
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    InductorBackend().check_available(device)
 
 
 def test_cuda_graphs_of_an_engine_are_apart_from_those_of_the_thread() -> None:

@@ -96,7 +96,8 @@ def assumptions(request: BuildRequest, inputs: Sequence[Tensor]) -> tuple[SizeCo
 @contextlib.contextmanager
 def _compiling(device: torch.device) -> Iterator[None]:
     """Prepare PyTorch for a compilation in this thread, one at a time in the process."""
-    from torch._dynamo.convert_frame import compile_lock  # noqa: PLC0415 - heavy
+    with quiet_compilers():  # PyTorch warns of itself when this is imported
+        from torch._dynamo.convert_frame import compile_lock  # noqa: PLC0415 - heavy
 
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     try:
