@@ -10,13 +10,14 @@ from fake_plugin import empty_registry
 from fakes import FakeBackend, FakeEngine
 from torch import Tensor, nn
 
-from aitune_core import Module, OneBackendStrategy, tune
+from aitune_core import Backend, Module, OneBackendStrategy, Outcome, tune
 from aitune_core._calls import CallForm
 from aitune_core._dispatch import TunedGraph
 from aitune_core._graphs import DynamicShapes, RecordedGraph, recorded_graphs
 from aitune_core._module import state_of
 from aitune_core._recording import ModuleRecording
 from aitune_core._trees import HOLE
+from aitune_core._trial import GraphTrial
 from aitune_core.conditions import SizeCondition
 from aitune_core.specs import DynamicDim, GraphSpec, TensorSpec
 
@@ -88,6 +89,25 @@ def recorded(
 ) -> list[RecordedGraph]:
     """Return the graphs of calls given as ``args`` tuples or ``(args, kwargs)`` pairs."""
     return recorded_graphs(recording_of(module, *calls), dynamic_shapes)
+
+
+def evaluated(
+    backend: Backend,
+    module: nn.Module | Callable[..., Any],
+    *calls: Any,
+    dynamic_shapes: DynamicShapes | None = None,
+) -> Outcome:
+    """Return what becomes of a candidate for the only graph of calls, on the CPU."""
+    (graph,) = recorded(module, *calls, dynamic_shapes=dynamic_shapes)
+    trial = GraphTrial(
+        "net",
+        graph,
+        (),
+        torch.device("cpu"),
+        started=lambda _: None,
+        finished=lambda _: None,
+    )
+    return trial.evaluate(backend)
 
 
 def recording_of(module: nn.Module | Callable[..., Any], *calls: Any) -> ModuleRecording:

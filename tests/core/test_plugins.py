@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_plugin import empty_registry, registry
 from fakes import AffineBackend, FakeBackend
 
 from aitune_core import (
+    BackendInfo,
     BackendUnavailableError,
     ConfigError,
     FirstWinsStrategy,
@@ -24,7 +26,9 @@ from aitune_core import (
     UnknownBackendError,
     UnknownStrategyError,
 )
+from aitune_core._inductor import InductorBackend
 
+CPU = torch.device("cpu")
 HEAD = """from aitune_core import BackendReference, StrategyReference, hookimpl
 AITUNE_API_VERSION = 1
 """
@@ -76,6 +80,13 @@ def backends(*references: str) -> str:
 GOOD = backends("BackendReference('good', 'fakes:FakeBackend', 'Good.')")
 
 
+BUILT_IN = {"eager", "inductor"}
+
+
+def plugin_infos(found: PluginRegistry) -> list[BackendInfo]:
+    return [info for info in found.backend_infos() if info.name not in BUILT_IN]
+
+
 def loaded(*entry_points: metadata.EntryPoint) -> tuple[PluginRegistry, PluginLoadError]:
     with pytest.warns(PluginLoadWarning) as caught:
         found = PluginRegistry(entry_points)
@@ -87,7 +98,7 @@ def loaded(*entry_points: metadata.EntryPoint) -> tuple[PluginRegistry, PluginLo
 
 def test_good_plugin_is_listed_and_used(folder: Folder) -> None:
     found = PluginRegistry([folder.plugin("good", GOOD, "aitune-good", "2.1")])
-    (info,) = found.backend_infos()
+    (info,) = plugin_infos(found)
     assert (info.name, info.summary, info.distribution, info.version) == (
         "good",
         "Good.",
@@ -129,7 +140,7 @@ def test_broken_plugin_is_one_named_warning_and_the_others_work(
     found, failure = loaded(bad, folder.plugin("good", GOOD))
     assert (failure.plugin, failure.distribution) == ("bad", "aitune-bad")
     assert isinstance(failure.__cause__, cause)
-    assert [info.name for info in found.backend_infos()] == ["good"]
+    assert [info.name for info in plugin_infos(found)] == ["good"]
     assert isinstance(found.backend("good"), FakeBackend)
     assert len(list(found.observers().get_plugins())) == 1
 
@@ -148,7 +159,7 @@ def test_interrupt_while_loading_a_plugin_passes_through(folder: Folder) -> None
 def test_half_registered_plugin_leaves_nothing_behind(folder: Folder) -> None:
     source = backends("BackendReference('half', 'fakes:FakeBackend')", "'not a reference'")
     found, _ = loaded(folder.plugin("half", source))
-    assert found.backend_infos() == ()
+    assert plugin_infos(found) == []
     with pytest.raises(UnknownBackendError):
         found.backend("half")
 
@@ -164,7 +175,7 @@ def test_two_plugins_with_one_backend_name_are_an_error_naming_both(folder: Fold
         found.backend("good")
     assert caught.value.plugin == "good"
     assert caught.value.distributions == ("aitune-one 1.0", "aitune-two 2.0")
-    (info,) = found.backend_infos()
+    (info,) = plugin_infos(found)
     assert not info.available
     assert "aitune-one" in info.reason
     assert "aitune-two" in info.reason
@@ -172,11 +183,11 @@ def test_two_plugins_with_one_backend_name_are_an_error_naming_both(folder: Fold
 
 
 def test_one_name_twice_does_not_disable_other_backends(folder: Folder) -> None:
-    other = backends("BackendReference('other', 'fakes:AffineBackend')")
+    other = backends("BackendReference('affine', 'fakes:AffineBackend')")
     found = PluginRegistry(
         [folder.plugin("one", GOOD), folder.plugin("two", GOOD), folder.plugin("three", other)]
     )
-    assert [type(backend) for backend in found.resolve(None)] == [AffineBackend]
+    assert [backend.name for backend in found.resolve(None)] == ["affine", "inductor"]
 
 
 def test_unknown_backend_error_lists_names_and_failures(folder: Folder) -> None:
@@ -185,7 +196,7 @@ def test_unknown_backend_error_lists_names_and_failures(folder: Folder) -> None:
         found.backend("god")
     assert isinstance(caught.value, UnknownBackendError)
     assert caught.value.plugin == "god"
-    assert caught.value.known == ("good",)
+    assert caught.value.known == ("eager", "good", "inductor")
     assert caught.value.failures == (str(failure),)
     assert "ZeroDivisionError" in str(caught.value)
 
@@ -224,7 +235,7 @@ def test_backend_whose_modules_are_missing_is_listed_with_the_reason(folder: Fol
         "BackendReference('heavy', 'no.where:X', requires=('json', 'no_such_runtime', 'no.such'))"
     )
     found = PluginRegistry([folder.plugin("heavy", backends(reference), "aitune-heavy")])
-    (info,) = found.backend_infos()
+    (info,) = plugin_infos(found)
     assert not info.available
     assert "no_such_runtime" in info.reason
     assert "json" not in info.reason
@@ -253,7 +264,7 @@ def test_listing_imports_no_backend_module(folder: Folder) -> None:
         " requires=('plugin_of_test_heavy_runtime',))"
     )
     found = PluginRegistry([folder.plugin("h", backends(reference))])
-    assert [info.available for info in found.backend_infos()] == [True]
+    assert [info.available for info in plugin_infos(found)] == [True]
     assert "plugin_of_test_heavy_runtime" not in sys.modules
     with pytest.raises(PluginLoadError) as caught:
         found.backend("h")
@@ -267,7 +278,14 @@ def test_resolve_takes_objects_names_and_pairs_in_order() -> None:
         AffineBackend(),
         FakeBackend(label="b"),
     )
-    assert [backend.name for backend in registry().resolve(None)] == ["affine", "fake"]
+
+
+def test_without_names_plugins_come_by_name_then_inductor_and_never_eager(folder: Folder) -> None:
+    assert [backend.name for backend in registry().resolve(None)] == ["affine", "fake", "inductor"]
+    late = backends("BackendReference('zeta', 'fakes:FakeBackend')")
+    found = PluginRegistry([folder.plugin("late", late)])
+    # The class behind "zeta" has a name of its own.
+    assert [backend.name for backend in found.resolve(None)] == ["fake", "inductor"]
 
 
 @pytest.mark.parametrize("options", [None, [1], {1: 2}])
@@ -277,12 +295,64 @@ def test_options_must_map_names_to_values(options: Any) -> None:
     assert caught.value.field == "options"
 
 
-def test_no_backend_at_all_is_unavailable_with_a_hint(folder: Folder) -> None:
-    found, failure = loaded(folder.plugin("bad", "1 / 0"))
+def test_built_in_backends_are_listed_without_any_plugin() -> None:
+    infos = empty_registry().backend_infos()
+    assert [info.name for info in infos] == ["eager", "inductor"]
+    assert {(info.distribution, info.available) for info in infos} == {("aitune-core", True)}
+    assert empty_registry().provides(type(empty_registry().backend("inductor")))
+    assert [backend.name for backend in empty_registry().resolve(None)] == ["inductor"]
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_plugin_with_the_name_of_a_built_in_backend_is_a_conflict(
+    folder: Folder, name: str
+) -> None:
+    source = backends(f"BackendReference({name!r}, 'fakes:FakeBackend')")
+    found = PluginRegistry([folder.plugin("mine", source, "aitune-mine", "1.0")])
+    with pytest.raises(PluginConflictError) as caught:
+        found.backend(name)
+    core, mine = caught.value.distributions
+    assert core.startswith("aitune-core")
+    assert mine == "aitune-mine 1.0"
+
+
+def test_no_backend_that_can_be_used_is_unavailable_with_a_hint(folder: Folder) -> None:
+    taken = backends("BackendReference('inductor', 'fakes:FakeBackend')")
+    found, failure = loaded(folder.plugin("bad", "1 / 0"), folder.plugin("taken", taken))
+    for resolved in (lambda: found.resolve(None), lambda: found.default_backends(CPU)):
+        with pytest.raises(BackendUnavailableError) as caught:
+            resolved()
+        assert caught.value.install_hint is not None
+        assert str(failure) in str(caught.value)
+
+
+def test_default_backends_are_those_that_run_on_the_device(folder: Folder) -> None:
+    heavy = backends(
+        "BackendReference('heavy', 'no.where:X', requires=('no_such_runtime',))",
+        "BackendReference('affine', 'fakes:AffineBackend')",
+    )
+    found = PluginRegistry([folder.plugin("heavy", heavy)])
+    chosen, left_out = found.default_backends(CPU)
+    assert [backend.name for backend in chosen] == ["affine", "inductor"]
+    assert list(left_out) == ["heavy"]
+    assert isinstance(left_out["heavy"], BackendUnavailableError)
     with pytest.raises(BackendUnavailableError) as caught:
-        found.resolve(None)
-    assert caught.value.install_hint is not None
-    assert str(failure) in str(caught.value)
+        found.default_backends(torch.device("meta"))
+    for name in ("affine", "heavy", "inductor"):
+        assert f"\n  {name}: " in str(caught.value)
+
+
+def test_default_backends_leave_out_what_has_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(self: InductorBackend, device: torch.device) -> None:
+        msg = "no compiler"
+        raise BackendUnavailableError(msg)
+
+    monkeypatch.setattr(InductorBackend, "check_available", no_compiler)
+    chosen, left_out = registry().default_backends(CPU)
+    assert [backend.name for backend in chosen] == ["affine", "fake"]
+    assert str(left_out["inductor"]) == "no compiler"
+    with pytest.raises(BackendUnavailableError, match="inductor: no compiler"):
+        empty_registry().default_backends(CPU)
 
 
 def test_strategies_by_name() -> None:
@@ -333,7 +403,8 @@ def test_installed_plugins_are_found_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(metadata, "entry_points", entry_points)
     default_registry.cache_clear()
     try:
-        assert [info.name for info in ait.available_backends()] == ["affine", "fake"]
+        names = [info.name for info in ait.available_backends()]
+        assert names == ["affine", "eager", "fake", "inductor"]
         assert ait.backend("fake", label="q") == FakeBackend(label="q")
         assert isinstance(ait.strategy("first_wins"), FirstWinsStrategy)
         assert calls == ["aitune"]
@@ -344,7 +415,8 @@ def test_installed_plugins_are_found_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_listing_installed_backends_imports_no_runtime() -> None:
     code = (
         "import sys, aitune_core; aitune_core.available_backends();"
-        "print(sorted({'onnx', 'onnxruntime', 'tensorrt', 'onnxscript'} & set(sys.modules)))"
+        "print(sorted({'onnx', 'onnxruntime', 'tensorrt', 'onnxscript', 'aitune_core._inductor',"
+        "'aitune_core.symbolic', 'torch._inductor.compile_fx'} & set(sys.modules)))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True

@@ -33,11 +33,13 @@ from aitune_core import (
     Strategy,
     Trial,
     TuneReport,
+    TuningError,
     UnknownBackendError,
     UnknownStrategyError,
     hookimpl,
     tune,
 )
+from aitune_core._inductor import InductorBackend
 from aitune_core._module import state_of
 
 X = torch.ones(2, 4)
@@ -189,11 +191,19 @@ def test_modules_of_one_name_are_numbered_in_the_report() -> None:
     assert any("'net' of another module" in note for note in report.modules[1].notes)
 
 
-def test_without_any_backend_the_error_says_what_to_install() -> None:
-    with pytest.raises(BackendUnavailableError) as caught:
+def test_without_any_backend_that_runs_here_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_compiler(self: InductorBackend, device: torch.device) -> None:
+        msg = "no compiler"
+        raise BackendUnavailableError(msg, install_hint="install one")
+
+    monkeypatch.setattr(InductorBackend, "check_available", no_compiler)
+    with pytest.raises(TuningError) as caught:
         tune_on_cpu(Module(mlp()))
-    assert caught.value.install_hint is not None
-    assert "pip install" in caught.value.install_hint
+    (error,) = caught.value.exceptions
+    assert isinstance(error, BackendUnavailableError)
+    assert error.install_hint == "install one"
 
 
 def test_strategy_of_the_call_is_for_modules_without_one() -> None:

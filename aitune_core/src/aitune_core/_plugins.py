@@ -9,13 +9,15 @@ import importlib.util
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import attrs
 import pluggy
+import torch
 
 from aitune_core.backend import Backend
 from aitune_core.errors import (
+    AituneError,
     BackendUnavailableError,
     ConfigError,
     PluginConflictError,
@@ -41,7 +43,15 @@ __all__ = [
     "distribution_version",
 ]
 
-_BUILT_IN: Final = (
+_EAGER: Final = "eager"
+_INDUCTOR: Final = "inductor"
+_BACKENDS: Final = (
+    BackendReference(_EAGER, "aitune_core._eager:EagerBackend", "The module as it is."),
+    BackendReference(
+        _INDUCTOR, "aitune_core._inductor:InductorBackend", "PyTorch's compiler, as torch.compile."
+    ),
+)
+_STRATEGIES: Final = (
     StrategyReference(
         "latency_budget",
         "aitune_core._throughput:LatencyBudgetStrategy",
@@ -107,8 +117,18 @@ class _Source:
     version: str
 
 
+def _built_in(
+    references: Sequence[BackendReference | StrategyReference],
+) -> dict[str, list[_Source]]:
+    version = distribution_version(_CORE)
+    return {
+        reference.name: [_Source(reference, "aitune_core", _CORE, version)]
+        for reference in references
+    }
+
+
 class PluginRegistry:
-    """The plugins of one set of entry points.
+    """What the core brings, and the plugins of one set of entry points.
 
     Args:
         entry_points: The entry points to load; None means those installed in group ``aitune``.
@@ -119,11 +139,8 @@ class PluginRegistry:
         self.manager.add_hookspecs(HookSpecs)
         #: Why a plugin is missing, one error per entry point.
         self.failures: list[PluginLoadError] = []
-        self._backends: dict[str, list[_Source]] = {}
-        self._strategies: dict[str, list[_Source]] = {
-            reference.name: [_Source(reference, "aitune_core", _CORE, distribution_version(_CORE))]
-            for reference in _BUILT_IN
-        }
+        self._backends = _built_in(_BACKENDS)
+        self._strategies = _built_in(_STRATEGIES)
         found = metadata.entry_points(group=PROJECT_NAME) if entry_points is None else entry_points
         for entry_point in sorted(found, key=lambda entry: (entry.name, entry.value)):
             self._load(entry_point)
@@ -239,18 +256,13 @@ class PluginRegistry:
     def resolve(self, sources: Iterable[BackendSource] | None) -> tuple[Backend, ...]:
         """Return backends for objects, names and ``(name, options)`` pairs.
 
-        None means every backend whose modules are installed, by name.
+        None means every backend whose modules are installed, in the order of `default_backends`.
         """
         if sources is None:
-            sources = [info.name for info in self.backend_infos() if info.available]
+            available = {info.name for info in self.backend_infos() if info.available}
+            sources = [name for name in self._default_names() if name in available]
             if not sources:
-                msg = (
-                    "no backend is installed; run: python -m pip install aitune-backend-onnxruntime"
-                    + self._failure_text()
-                )
-                raise BackendUnavailableError(
-                    msg, install_hint="python -m pip install aitune-backend-onnxruntime"
-                )
+                self._fail_without_backends("no backend is installed", "")
         backends = []
         for source in sources:
             if isinstance(source, Backend):
@@ -265,6 +277,45 @@ class PluginRegistry:
                 )
                 backends.append(self.backend(name, **_options(options)))
         return tuple(backends)
+
+    def default_backends(
+        self, device: torch.device
+    ) -> tuple[tuple[Backend, ...], dict[str, AituneError]]:
+        """Return the backends that are tried where none is named, and why others are left out.
+
+        These are all that can run on ``device`` here: those of plugins by name, then
+        ``"inductor"``. ``"eager"`` is not among them, since it is measured beside every candidate.
+
+        Returns:
+            The backends, each with its default configuration; and by name, what stands in the way
+            of those that are registered and cannot run here.
+
+        Raises:
+            BackendUnavailableError: None can run here.
+        """
+        backends: list[Backend] = []
+        left_out: dict[str, AituneError] = {}
+        for name in self._default_names():
+            try:
+                backend = self.backend(name)
+                backend.check_available(device)
+            except AituneError as error:
+                left_out[name] = error
+            else:
+                backends.append(backend)
+        if not backends:
+            reasons = "".join(f"\n  {name}: {error}" for name, error in left_out.items())
+            self._fail_without_backends(f"no backend can run on {device}", reasons)
+        return tuple(backends), left_out
+
+    def _default_names(self) -> list[str]:
+        """Return the names of plugins' backends in order, and then those of the core."""
+        return [*sorted(set(self._backends) - {_EAGER, _INDUCTOR}), _INDUCTOR]
+
+    def _fail_without_backends(self, what: str, reasons: str) -> NoReturn:
+        hint = "python -m pip install aitune-backend-onnxruntime"
+        msg = f"{what}; run: {hint}{reasons}{self._failure_text()}"
+        raise BackendUnavailableError(msg, install_hint=hint)
 
     def strategy(self, name: str, **options: Any) -> Strategy:  # noqa: ANN401
         """Return a strategy by name, made with ``options``.
