@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import logging
 import threading
 import warnings
@@ -30,6 +31,7 @@ from aitune_core import (
     TuneReport,
     ValidationError,
     _measurement,
+    _stopwatch,
 )
 from aitune_core._cuda_graph_runs import CudaGraphRuns
 from aitune_core._graphs import DynamicShapes
@@ -145,7 +147,7 @@ def tuned() -> Tuned:
     users(torch.ones(3))
     before = global_state()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_measurement, "_PAUSE_SECONDS", 0.0)
+        patch.setattr(_stopwatch, "_PAUSE_SECONDS", 0.0)
         patch.setattr(_measurement, "_BUDGET_SECONDS", 0.0)
         report = ait.tune(model, calls, device="cpu", registry=empty_registry())
     after = global_state()
@@ -486,8 +488,8 @@ def test_cuda_without_triton_or_with_an_old_device_is_unavailable(
 
 
 def test_cuda_graphs_of_an_engine_are_apart_from_those_of_the_thread() -> None:
-    from torch._inductor import cudagraph_trees  # noqa: PLC0415
-
+    with quiet_compilers():
+        cudagraph_trees = importlib.import_module("torch._inductor.cudagraph_trees")
     runs = CudaGraphRuns(None, torch.device("cuda", 0))  # type: ignore[arg-type]
     local = cudagraph_trees.local
     before = dict(vars(local))

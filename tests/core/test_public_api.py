@@ -89,6 +89,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "batch_sizes": (KEYWORD, None),
         "max_calls": (KEYWORD, None),
         "dry_run": (KEYWORD, False),
+        "reuse_builds": (KEYWORD, True),
         "on_failure": (KEYWORD, "raise"),
         "tolerance": (KEYWORD, None),
         "registry": (KEYWORD, None),

@@ -55,7 +55,7 @@ def test_report_is_valid_json_with_every_fact(report: TuneReport) -> None:
     assert liar["check"] is None
     assert "ValidationError" in liar["error"]
     assert winner["error"] is None
-    assert winner["check"]["cases"] == 9
+    assert winner["check"]["cases"] == 10
     assert winner["measurement"]["p50_ms"] > 0
     assert [attempt["succeeded"] for attempt in winner["attempts"]] == [False, True]
     assert data["environment"]["torch"] == torch.__version__

@@ -224,7 +224,6 @@ def test_results_of_inference_mode_and_inputs_from_it_are_plain(tune: Tune) -> N
 
 
 @pytest.mark.cpu_only
-@pytest.mark.xfail(strict=True, reason="the tolerance looks at the dtype of the result alone")
 def test_float32_result_that_is_widened_is_judged_as_float32(tune: Tune) -> None:
     class Widened(nn.Module):
         def __init__(self) -> None:

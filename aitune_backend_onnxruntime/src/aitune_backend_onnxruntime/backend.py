@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar, Final
 
+import onnxruntime
 import torch
 from torch import nn
 
@@ -41,6 +42,7 @@ from aitune_core.backend import Attempt, Backend
 from aitune_core.errors import BuildError, ValidationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -82,6 +84,10 @@ class ONNXRuntimeBackend(Backend):
             ProviderUnavailableError: It does not; names what is missing and how to get it.
         """
         check_provider(resolve_provider(self.config.execution_provider, device))
+
+    def fingerprint(self, device: torch.device) -> Mapping[str, str]:
+        """Return versions of what exports and runs models, and how ONNX Runtime was compiled."""
+        return {**(super().fingerprint(device) or {}), "ONNX Runtime": onnxruntime.get_build_info()}
 
     def build(self, request: BuildRequest) -> ONNXRuntimeEngine:
         """Export the request's module and make a session for it.

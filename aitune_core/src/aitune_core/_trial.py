@@ -18,6 +18,7 @@ from aitune_core._cache import new_work_dir, remove_with
 from aitune_core._graphs import RecordedGraph
 from aitune_core._keeping import broken_limit, grown
 from aitune_core._reference import Reference
+from aitune_core._reuse import Builds, build
 from aitune_core._stopwatch import memory_in_use
 from aitune_core._synthesis import resize_inputs
 from aitune_core._timing import Timing
@@ -51,6 +52,7 @@ class GraphTrial(Trial):
         finished: Called with what became of it.
         measuring: Called with candidates that are about to be timed.
         tolerance: Relative errors that the user allows.
+        builds: Where finished builds are found and kept; None builds all anew.
 
     Raises:
         ConfigError: Memory is limited, and cannot be told here.
@@ -69,6 +71,7 @@ class GraphTrial(Trial):
         limits: Limits | None = None,
         deadline: float | None = None,
         tolerance: Tolerance | None = None,
+        builds: Builds | None = None,
     ) -> None:
         self.graph = recorded.spec
         self.backends = backends
@@ -76,6 +79,7 @@ class GraphTrial(Trial):
         self._module_name = module_name
         self._recorded = recorded
         self._device = device
+        self._builds = builds
         self._started = started
         self._finished = finished
         self._measuring = measuring
@@ -120,6 +124,8 @@ class GraphTrial(Trial):
         outcome = self._built(backend)
         if outcome.succeeded:
             (outcome,) = self.measure([outcome])
+        if outcome.succeeded and outcome.measurement is None:
+            (outcome,) = self.measure([outcome])  # built anew, as an earlier build did not run
         self._finished(outcome)
         return outcome
 
@@ -165,6 +171,8 @@ class GraphTrial(Trial):
             new = self._within_limits(attrs.evolve(timed, seconds=steps))
             if new.error is not None and old.engine is not None:
                 _close(old.engine)
+                if timed.error is not None and old.reused:
+                    new = self._within_limits(self._evaluated(old.backend, timed.error))
             for place, outcome in enumerate(self.outcomes):
                 if outcome is old:
                     self.outcomes[place] = new
@@ -190,22 +198,37 @@ class GraphTrial(Trial):
         _close(outcome.engine)
         return attrs.evolve(outcome, engine=None, error=broken)
 
-    def _evaluated(self, backend: Backend) -> Outcome:
+    def _evaluated(self, backend: Backend, failure: Exception | None = None) -> Outcome:
         attempts: list[Attempt] = []
         work_dir = new_work_dir(backend.name, f"{self._module_name}-{self.graph.name}")
         engine: Engine | None = None
         passed: _Passed = weakref.WeakKeyDictionary()
         memory = memory_in_use(self._device)
+        check_seconds = 0.0
         start = time.perf_counter()
+
+        def check_engine(engine: Engine) -> None:
+            nonlocal check_seconds
+            self._check_engine(backend, engine)
+            if engine not in passed:
+                begun = time.perf_counter()
+                passed[engine] = self._check(engine)
+                check_seconds += time.perf_counter() - begun
+
         try:
+            request = self._request(work_dir, attempts, passed)
             with torch.no_grad():
-                engine = backend.build(self._request(work_dir, attempts, passed))
-                self._check_engine(backend, engine)
-                built = time.perf_counter()
-                check = passed.get(engine) or self._check(engine)
+                built = (
+                    build(backend, request, check=check_engine)
+                    if self._builds is None
+                    else self._builds.build_or_reuse(
+                        backend, request, check=check_engine, failure=failure
+                    )
+                )
+                engine = built.engine
                 tables = tuple(engine.tables())
         except Exception as error:  # noqa: BLE001 - a candidate that fails costs only itself
-            if isinstance(engine, Engine):
+            if engine is not None:
                 _close(engine)
             shutil.rmtree(work_dir, ignore_errors=True)
             return Outcome(
@@ -221,9 +244,12 @@ class GraphTrial(Trial):
         return Outcome(
             backend=backend,
             engine=engine,
-            check=check,
-            seconds=StepSeconds(build=built - start, check=time.perf_counter() - built),
+            check=passed[engine],
+            seconds=StepSeconds(
+                build=built.build_seconds, check=check_seconds, load=built.load_seconds
+            ),
             memory_bytes=grown(memory, memory_in_use(self._device)),
+            reused=built.reused,
             attempts=tuple(attempts),
             tables=tables,
         )

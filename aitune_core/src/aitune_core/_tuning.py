@@ -28,6 +28,7 @@ from aitune_core._report import (
     ModuleReport,
     TuneReport,
 )
+from aitune_core._reuse import Builds
 from aitune_core._room import check_room, naming_dims
 from aitune_core._scalars import scalar_kinds
 from aitune_core._serving import ModuleState
@@ -71,6 +72,7 @@ class _Plan:
     recorded: list[RecordedGraph]
     notes: list[str]
     tolerance: Tolerance | None = None
+    builds: Builds | None = None
     #: The graphs that were decided, with their trials and decisions.
     graphs: list[RecordedGraph] = attrs.field(factory=list)
     trials: list[GraphTrial] = attrs.field(factory=list)
@@ -105,6 +107,7 @@ def tune(  # noqa: PLR0913
     batch_sizes: Sequence[int] | None = None,
     max_calls: int | None = None,
     dry_run: bool = False,
+    reuse_builds: bool = True,
     on_failure: Literal["raise", "eager"] = "raise",
     tolerance: Tolerance | None = None,
     registry: PluginRegistry | None = None,
@@ -127,6 +130,9 @@ def tune(  # noqa: PLR0913
             repeating rows along axis 0.
         max_calls: Use only so many elements of ``input_data``; None means all.
         dry_run: Record and report graphs, build nothing, change nothing.
+        reuse_builds: Whether engines of earlier tunings are used again where the module, the
+            samples, options and versions are the same, and new ones are kept for later tunings.
+            They are checked and measured again in any case.
         on_failure: What to do where no candidate wins: ``"raise"``, or keep ``"eager"`` and say
             so in the report.
         tolerance: Relative error that outputs may have, instead of the one that is derived: a
@@ -150,6 +156,7 @@ def tune(  # noqa: PLR0913
     check_tune_arguments(func, batch_sizes, max_calls, on_failure)
     check_tolerance(tolerance)
     registry = chosen_registry(registry)
+    builds = Builds() if reuse_builds else None
     if isinstance(strategy, str):
         registry.strategy(strategy)  # says early that there is none of this name
     with progress() as observer:
@@ -166,6 +173,8 @@ def tune(  # noqa: PLR0913
             record_calls(recorder, func, input_data, batch_sizes, max_calls, chosen)
             plans = _plan(recorder, strategy, registry, on_failure)
             _allow(plans, tolerance)
+            for plan in plans:
+                plan.builds = builds
             device = chosen or _recorded_device(plans)
             if not dry_run:
                 _decide(plans, device, observers, on_failure)
@@ -371,6 +380,7 @@ def _decide_graph(
         finished=lambda outcome: observers.hook.aitune_candidate_finished(
             module_name=name, graph=graph, outcome=outcome
         ),
+        builds=plan.builds,
     )
     plan.graphs.append(recorded)
     plan.trials.append(trial)

@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from aitune_core._distributions import package_facts
 from aitune_core.conditions import SizeCondition
 from aitune_core.config import BackendConfig
 from aitune_core.errors import CheckpointError, ConfigError, EngineClosedError
@@ -145,7 +146,8 @@ class ArtifactReader:
     """Gives an engine back what it stored; every file was verified before.
 
     Attributes:
-        directory: Folder with the files; it lives as long as the engine.
+        directory: Folder with the files; it lives as long as the engine. Do not write to them,
+            which other processes may share; there may be new ones beside them.
         files: Relative names of the files.
         data: What was put into `ArtifactWriter.data`.
     """
@@ -305,6 +307,29 @@ class Backend(ABC):
             BackendUnavailableError: It cannot run on ``device`` here.
             CheckpointError: The stored data cannot be used.
         """
+
+    def fingerprint(
+        self,
+        device: torch.device,  # noqa: ARG002 - for those that override it
+    ) -> Mapping[str, str] | None:
+        """Return what decides the engines that are built here, apart from request and options.
+
+        An engine of an earlier tuning is restored through `load` only where all of it is as it
+        was. The core adds what it knows itself: versions of Python and torch, the kind of device,
+        and torch's settings.
+
+        By default: versions of the distribution that this class came in and of those that it
+        requires, and a hash of its package's sources. Extend it by what else decides, such as
+        the version of a driver, or environment variables that a runtime reads.
+
+        Args:
+            device: Where engines are to run.
+
+        Returns:
+            Values by name. None where engines cannot be stored: each tuning builds anew then,
+            and does not spend time on looking for them.
+        """
+        return package_facts(type(self).__module__)
 
     def __repr__(self) -> str:
         """Return class and configuration."""
