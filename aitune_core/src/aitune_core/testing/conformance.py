@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from aitune_core._synthesis import corner_sizes, distinct_sizes, strided_copies
 from aitune_core._tensors import same_bits
-from aitune_core.backend import ArtifactReader, ArtifactWriter, Backend, EngineTable
+from aitune_core.backend import ArtifactReader, ArtifactWriter, Backend, Engine, EngineTable
 from aitune_core.config import BackendConfig
 from aitune_core.errors import (
     BackendUnavailableError,
@@ -121,7 +121,9 @@ class BackendConformance:
     def _build(cls, backend: Backend, name: str) -> Built:
         request = request_for(cls._case(name), torch.device(cls.device), backend.name)
         with contract(f"a backend builds the module {name!r} of the kit, or `refuses` names it"):
-            return build(backend, request)
+            built = build(backend, request)
+        expect(isinstance(built.engine, Engine), "build returns an Engine", repr(built.engine))
+        return built
 
     # -------------------------------------------------------------------------------- backend
 
