@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import threading
 import weakref
 from collections import OrderedDict
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ import torch
 
 from aitune_backend_onnxruntime.cuda_driver import CaptureMode, CudaDriver, CudaDriverError
 from aitune_backend_onnxruntime.exclusive import DEVICE_WORK
+from aitune_backend_onnxruntime.idle_threads import only_thread
 from aitune_backend_onnxruntime.session import ORT_ERRORS
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ _MAX_REFUSALS: Final = 4
 #: Captures that others may break, such as a thread that waits for the device, before giving up.
 _TRIES: Final = 3
 _ALIGNMENT: Final = 256
-#: Names of threads that never use a GPU; the exporters start this one.
-_IDLE_THREADS: Final = frozenset({"tqdm_monitor"})
 _CAPTURE_ERRORS: Final[tuple[type[Exception], ...]] = (CudaDriverError, *ORT_ERRORS)
 
 
@@ -167,13 +165,7 @@ class GraphCache:
         calls = self._calls[key] = self._calls.get(key, 0) + 1
         # While a capture goes on, waiting for the device fails in every other thread. One that is
         # alone disturbs nobody.
-        return calls >= _CALLS_BEFORE_CAPTURE and _alone()
-
-
-def _alone() -> bool:
-    """Whether the process has no thread of Python besides this one, or none that uses a GPU."""
-    me = threading.current_thread()
-    return all(thread is me or thread.name in _IDLE_THREADS for thread in threading.enumerate())
+        return calls >= _CALLS_BEFORE_CAPTURE and only_thread()
 
 
 def captured(driver: CudaDriver, stream: int, run: Callable[[], object]) -> int:
