@@ -63,6 +63,7 @@ PUBLIC = [
     "SizeCondition",
     "StepSeconds",
     "Strategy",
+    "StrategyInfo",
     "StrategyReference",
     "TensorSpec",
     "Trial",
