@@ -36,6 +36,7 @@ PUBLIC = [
     "CheckpointIntegrityError",
     "ConfigError",
     "Decision",
+    "Diagnosis",
     "DynamicDim",
     "Engine",
     "EngineClosedError",

@@ -17,6 +17,7 @@ from aitune_core.backend import (
     Attempt,
     Backend,
     BuildRequest,
+    Diagnosis,
     Engine,
     EngineTable,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "CheckpointIntegrityError",
     "ConfigError",
     "Decision",
+    "Diagnosis",
     "DynamicDim",
     "Engine",
     "EngineClosedError",
