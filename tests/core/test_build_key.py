@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import types
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def request_of(module: Any, *inputs: Any) -> BuildRequest:
         started=lambda _: None,
         finished=lambda _: None,
     )
-    return trial._request(Path("unused"), [], weakref.WeakKeyDictionary())
+    return trial.request(Path("unused"))
 
 
 def key_of(module: Any, *inputs: Any, backend: Backend | None = None) -> str:
@@ -166,7 +165,7 @@ def test_constants_of_a_call_are_in_the_key() -> None:
         trial = GraphTrial(
             "net", graph, (), torch.device("cpu"), started=lambda _: 0, finished=lambda _: 0
         )
-        request = trial._request(Path("unused"), [], weakref.WeakKeyDictionary())
+        request = trial.request(Path("unused"))
         keys.add(build_key(AffineBackend(), request, TensorHashes()))
     assert len(keys) == 2
     assert None not in keys

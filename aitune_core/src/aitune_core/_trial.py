@@ -216,7 +216,7 @@ class GraphTrial(Trial):
                 check_seconds += time.perf_counter() - begun
 
         try:
-            request = self._request(work_dir, attempts, passed)
+            request = self.request(work_dir, attempts, passed)
             with torch.no_grad():
                 built = (
                     build(backend, request, check=check_engine)
@@ -254,7 +254,22 @@ class GraphTrial(Trial):
             tables=tables,
         )
 
-    def _request(self, work_dir: Path, attempts: list[Attempt], passed: _Passed) -> BuildRequest:
+    def request(
+        self,
+        work_dir: Path,
+        attempts: list[Attempt] | None = None,
+        passed: _Passed | None = None,
+    ) -> BuildRequest:
+        """Return what a backend gets.
+
+        Args:
+            work_dir: An empty folder.
+            attempts: Where ways of building are noted.
+            passed: Where engines that pass the numeric check are noted.
+        """
+        attempts = [] if attempts is None else attempts
+        passed = weakref.WeakKeyDictionary() if passed is None else passed
+
         def check(engine: Engine) -> CheckResult:
             passed[engine] = self._check(engine)
             return passed[engine]
