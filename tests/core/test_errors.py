@@ -51,6 +51,8 @@ FACTS: dict[type[Exception], dict[str, Any]] = {
     errors.CheckpointError: {"path": "m.ait", "expected": 1, "got": 2},
     errors.CheckpointFormatError: {"path": "m.ait", "expected": 1, "got": 2},
     errors.CheckpointIntegrityError: {"path": "m.ait", "expected": 1, "got": 2},
+    errors.ReportError: {"path": "r.html", "expected": 1, "got": 2},
+    errors.MissingExtraError: {"extra": "report", "missing": "altair", "install_hint": "pip"},
 }
 CLASSES = [
     kind

@@ -49,6 +49,7 @@ PUBLIC = [
     "Measurement",
     "MinLatencyStrategy",
     "MissWarning",
+    "MissingExtraError",
     "Module",
     "OneBackendStrategy",
     "Outcome",
@@ -60,6 +61,7 @@ PUBLIC = [
     "PluginRegistry",
     "Ratio",
     "RecordingError",
+    "ReportError",
     "SizeCondition",
     "StepSeconds",
     "Strategy",
@@ -150,7 +152,17 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "choose": (POSITIONAL, inspect.Parameter.empty),
     },
 }
-FORBIDDEN = {"onnx", "onnxruntime", "tensorrt", "onnxscript", "cattrs", "rich"}
+FORBIDDEN = {
+    "onnx",
+    "onnxruntime",
+    "tensorrt",
+    "onnxscript",
+    "cattrs",
+    "rich",
+    "altair",
+    "jinja2",
+    "vl_convert",
+}
 
 
 def test_public_names_are_frozen() -> None:
