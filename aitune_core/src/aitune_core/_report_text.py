@@ -9,6 +9,7 @@ from typing import Final
 from aitune_core._report import CandidateReport, GraphReport, ModuleReport, TuneRecord
 from aitune_core._report_words import (
     candidate_names,
+    differing_options,
     error_in_words,
     ms_in_words,
     place_in_words,
@@ -25,10 +26,10 @@ _WIDTH: Final = 100
 #: How much of a line of an error is shown, in characters; the whole is in the report's JSON.
 _LINE_LENGTH: Final = 300
 _HEADINGS: Final = (
-    *("candidate", "status", "p50 ms", "p90 ms", "p99 ms", "samples/s", "x eager", "error"),
+    *("candidate", "status", "p50 ms", "p90 ms", "p99 ms", "rows/s", "x eager", "error"),
     *("allowed", "build"),
 )
-_NAME_WIDTH: Final = 26
+_NAME_WIDTH: Final = 28
 
 
 def report_summary(report: TuneRecord) -> str:
@@ -63,6 +64,9 @@ def _graph_lines(graph: GraphReport) -> Iterator[str]:
     if graph.reason:
         yield from _wrapped(f"-> {graph.winner or 'eager'}: {_first_line(graph.reason)}", 4)
     for name, candidate in zip(names, graph.candidates, strict=True):
+        options = differing_options(graph, candidate)
+        if options and options not in name:
+            yield from _wrapped(f"{name}: with {options}", 4)
         yield from _sentences(name, candidate)
 
 
