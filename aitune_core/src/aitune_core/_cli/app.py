@@ -35,9 +35,7 @@ def _show_version(*, wanted: bool) -> None:
 @app.callback()
 def _options(
     *,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks of errors.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
     version: Annotated[
         bool,
         typer.Option(
