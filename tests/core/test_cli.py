@@ -216,7 +216,7 @@ def test_a_dry_run_saves_nothing(with_plugin: Run, tmp_path: Path) -> None:
         (("models_of_cli:make", "--inputs", "x:y", "--set", "wrong=1"), "wrong"),
         (("models_of_cli:make", "--inputs", "x:y", "--strategy", "one_backend"), "one --backend"),
         (("models_of_cli:make", "--inputs", "x:y", "--out", "no/where.ait"), "does not exist"),
-        (("models_of_cli:make", "--inputs", "x:y", "--report", "a.docx"), ".json or .txt"),
+        (("models_of_cli:make", "--inputs", "x:y", "--report", "a.docx"), ".html, .json or .txt"),
     ],
 )
 def test_wrong_commands_are_one_line_and_exit_code_2(

@@ -50,6 +50,7 @@ PUBLIC = [
     "Measurement",
     "MinLatencyStrategy",
     "MissWarning",
+    "MissingExtraError",
     "Module",
     "OneBackendStrategy",
     "Outcome",
@@ -61,6 +62,7 @@ PUBLIC = [
     "PluginRegistry",
     "Ratio",
     "RecordingError",
+    "ReportError",
     "SizeCondition",
     "StepSeconds",
     "Strategy",
@@ -152,7 +154,17 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "choose": (POSITIONAL, inspect.Parameter.empty),
     },
 }
-FORBIDDEN = {"onnx", "onnxruntime", "tensorrt", "onnxscript", "cattrs", "rich"}
+FORBIDDEN = {
+    "onnx",
+    "onnxruntime",
+    "tensorrt",
+    "onnxscript",
+    "cattrs",
+    "rich",
+    "altair",
+    "jinja2",
+    "vl_convert",
+}
 
 
 def test_public_names_are_frozen() -> None:

@@ -21,7 +21,7 @@ from aitune_core import (
     TuneReport,
     tune,
 )
-from aitune_core._report import CandidateReport
+from aitune_core._candidate_report import candidate_report
 from aitune_core.results import Decision, Outcome
 
 
@@ -117,7 +117,7 @@ def test_error_keeps_the_chain_of_its_causes() -> None:
     error = BuildError("surface", step="export")
     error.__cause__ = OSError("deep")
     outcome = Outcome(backend=FakeBackend(), error=error)
-    text = CandidateReport.of(outcome, Decision(None, "failed")).error
+    text = candidate_report(outcome, Decision(None, "failed")).error
     assert text is not None
     assert text.index("surface") < text.index("OSError: deep")
 
@@ -126,7 +126,7 @@ def test_endless_chain_of_causes_is_cut() -> None:
     error = BuildError("circle")
     error.__cause__ = error
     outcome = Outcome(backend=FakeBackend(), error=error)
-    text = CandidateReport.of(outcome, Decision(None, "failed")).error
+    text = candidate_report(outcome, Decision(None, "failed")).error
     assert text is not None
     assert 1 <= text.count("circle") <= 10
 

@@ -37,6 +37,7 @@ from aitune_backend_onnxruntime.providers import check_provider, resolve_provide
 from aitune_backend_onnxruntime.rewriting import rewrite_file
 from aitune_backend_onnxruntime.samples import export_inputs
 from aitune_backend_onnxruntime.session import check_model
+from aitune_backend_onnxruntime.session_trial import trial_of
 from aitune_backend_onnxruntime.stored import read_stored
 from aitune_backend_onnxruntime.variants import faster_of, fastest
 from aitune_core.backend import Attempt, Backend
@@ -224,8 +225,14 @@ class ONNXRuntimeBackend(Backend):
             rewritten=_rewritten(path) if on_cuda else None,
             channels_last=facts.half_convolutions,
         )
+        trial = trial_of(request, self.config.isolate_seconds) if self.config.isolate else None
         engine = open_engine(
-            request.graph, request.device, model=model, provider=provider, cache_dir=cache_dir
+            request.graph,
+            request.device,
+            model=model,
+            provider=provider,
+            cache_dir=cache_dir,
+            trial=trial,
         )
         notes: dict[ONNXRuntimeEngine, Attempt] = {}
         try:
@@ -242,7 +249,12 @@ class ONNXRuntimeBackend(Backend):
 
         def opened(model: ExportedModel) -> ONNXRuntimeEngine:
             other = open_engine(
-                engine.graph, request.device, model=model, provider=provider, cache_dir=None
+                engine.graph,
+                request.device,
+                model=model,
+                provider=provider,
+                cache_dir=None,
+                trial=trial,
             )
             try:
                 request.check(other)

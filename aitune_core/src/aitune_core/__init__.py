@@ -37,12 +37,14 @@ from aitune_core.errors import (
     ConfigError,
     EngineClosedError,
     InputMismatchError,
+    MissingExtraError,
     MissWarning,
     PluginConflictError,
     PluginError,
     PluginLoadError,
     PluginLoadWarning,
     RecordingError,
+    ReportError,
     TuningError,
     UnknownBackendError,
     UnknownStrategyError,
@@ -63,7 +65,7 @@ from aitune_core.strategy import Limits, Strategy, Trial
 
 if TYPE_CHECKING:
     from aitune_core._checkpoint import load, save
-    from aitune_core._report import TuneReport
+    from aitune_core._tune_report import TuneReport
     from aitune_core._tuning import tune
 
 __all__ = [
@@ -104,6 +106,7 @@ __all__ = [
     "Measurement",
     "MinLatencyStrategy",
     "MissWarning",
+    "MissingExtraError",
     "Module",
     "OneBackendStrategy",
     "Outcome",
@@ -115,6 +118,7 @@ __all__ = [
     "PluginRegistry",
     "Ratio",
     "RecordingError",
+    "ReportError",
     "SizeCondition",
     "StepSeconds",
     "Strategy",
@@ -138,7 +142,7 @@ __all__ = [
 
 #: What serving does not need is imported when it is first used.
 _LAZY: Final = {
-    "TuneReport": "aitune_core._report",
+    "TuneReport": "aitune_core._tune_report",
     "load": "aitune_core._checkpoint",
     "save": "aitune_core._checkpoint",
     "tune": "aitune_core._tuning",

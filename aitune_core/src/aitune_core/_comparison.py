@@ -32,6 +32,7 @@ class Difference:
         index: Place of the element with that share.
         error: Largest difference as a share of the element's size plus the typical size of the
             output; for integers the number 1 where one differs.
+        allowed: What is allowed of that, for values of any size.
     """
 
     absolute: float
@@ -40,6 +41,7 @@ class Difference:
     case: str = ""
     index: tuple[int, ...] = ()
     error: float = 0.0
+    allowed: float = 0.0
 
 
 def compare(  # noqa: PLR0913
@@ -77,10 +79,12 @@ def compare(  # noqa: PLR0913
         reference = reference + lacking.to(reference.dtype)
     if reference.dtype is torch.int64:
         difference, scale = _integer_difference(reference, values)
+        relative = 0.0
         allowed = scale.new_zeros(scale.shape)
     else:
+        relative = tolerance(expected.dtype) if share is None else share
         difference, scale = _float_difference(reference, values)
-        allowed = (tolerance(expected.dtype) if share is None else share) * scale + floor
+        allowed = relative * scale + floor
     error = float(torch.where(difference > 0, difference / scale, 0.0).max())
     shares = torch.where(difference > 0, difference / allowed, 0.0)
     worst = int(shares.argmax())
@@ -88,7 +92,7 @@ def compare(  # noqa: PLR0913
     index = tuple(int(axis) for axis in place)
     absolute, most = float(difference.max()), float(shares[index])
     if same_bits(expected, got):
-        return Difference(0.0, 0.0, spec.path, case, index, error)
+        return Difference(0.0, 0.0, spec.path, case, index, error, relative)
     if not most <= 1.0:
         wanted, found = expected[index].item(), got[index].item()
         exact = "" if lacking is None else f", {reference[index].item()!r} is right"
@@ -107,7 +111,7 @@ def compare(  # noqa: PLR0913
             got=found,
             case=case,
         )
-    return Difference(absolute, most, spec.path, case, index, error)
+    return Difference(absolute, most, spec.path, case, index, error, relative)
 
 
 def relative_error(reference: Tensor, values: Tensor) -> float:

@@ -17,13 +17,23 @@ __all__ = ["EnvironmentReport", "build_facts", "environment_report"]
 
 @attrs.frozen(kw_only=True)
 class EnvironmentReport:
-    """Where a tuning ran."""
+    """Where a tuning ran.
+
+    Attributes:
+        python: Version of Python.
+        torch: Version of PyTorch.
+        platform: The operating system.
+        cuda: CUDA version of PyTorch, where it ran on CUDA.
+        device_name: Name of the GPU.
+        facts: Settings of torch, and what else of the machine decides what engines are.
+    """
 
     python: str
     torch: str
     platform: str
     cuda: str | None
     device_name: str | None
+    facts: dict[str, str] = attrs.field(factory=dict)
 
 
 def environment_report(device: torch.device) -> EnvironmentReport:
@@ -35,6 +45,7 @@ def environment_report(device: torch.device) -> EnvironmentReport:
         platform=platform.platform(),
         cuda=torch.version.cuda if cuda else None,
         device_name=torch.cuda.get_device_name(device) if cuda else None,
+        facts=build_facts(device),
     )
 
 

@@ -12,6 +12,7 @@ import pluggy
 import torch
 
 from aitune_core._arguments import check_strategy, check_tune_arguments
+from aitune_core._candidate_report import candidate_report
 from aitune_core._devices import default_device, existing_device
 from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._environment import environment_report
@@ -22,18 +23,14 @@ from aitune_core._progress import Progress, progress
 from aitune_core._recorders import CallRecorder, EagerOnly, active, record_calls
 from aitune_core._recording import ModuleRecording
 from aitune_core._refusals import check_graph, check_initialised
-from aitune_core._report import (
-    CandidateReport,
-    GraphReport,
-    ModuleReport,
-    TuneReport,
-)
+from aitune_core._report import GraphReport, ModuleReport
 from aitune_core._reuse import Builds
 from aitune_core._room import check_room, naming_dims
 from aitune_core._scalars import scalar_kinds
 from aitune_core._serving import ModuleState
 from aitune_core._tolerances import Tolerance, check_tolerance, check_tolerance_paths
 from aitune_core._trial import GraphTrial
+from aitune_core._tune_report import TuneReport
 from aitune_core.backend import Backend, Engine
 from aitune_core.errors import (
     AituneError,
@@ -474,7 +471,7 @@ def _module_report(plan: _Plan) -> ModuleReport:
                 conditions=tuple(map(str, (_served(winner) or recorded.spec).conditions)),
                 eager=plan.trials[position].eager if decided else None,
                 candidates=tuple(
-                    CandidateReport.of(outcome, plan.decisions[position])
+                    candidate_report(outcome, plan.decisions[position])
                     for outcome in plan.trials[position].outcomes
                 )
                 if decided

@@ -63,7 +63,8 @@ class EngineCheck:
         cases = self._reference.cases()
         self._check_declared(engine.graph)
         worst = Difference(0.0, 0.0, self._graph.outputs[0].path if self._graph.outputs else "")
-        absolute = error = eager_error = 0.0
+        absolute = eager_error = 0.0
+        most = (0.0, 0.0)
         outside: list[str] = []
         compared: list[Case] = []
         for case in cases:
@@ -82,7 +83,7 @@ class EngineCheck:
                 if difference.share >= worst.share:
                     worst = difference
                 if case.recorded:
-                    error = max(error, difference.error)
+                    most = max(most, (difference.error, difference.allowed))
             if case.recorded and case.correction is not None:
                 eager_error = max(eager_error, *case.correction.errors, 0.0)
         check_ownership(engine, self._graph, compared, self._reference.module, self._differences)
@@ -93,7 +94,8 @@ class EngineCheck:
             worst_case=worst.case,
             worst_index=worst.index,
             tolerance_share=worst.share,
-            error=error,
+            error=most[0],
+            allowed_error=most[1],
             eager_error=eager_error,
             reference=self._reference.name,
             skipped=(*self._reference.skipped, *outside),

@@ -25,11 +25,13 @@ __all__ = [
     "EngineClosedError",
     "InputMismatchError",
     "MissWarning",
+    "MissingExtraError",
     "PluginConflictError",
     "PluginError",
     "PluginLoadError",
     "PluginLoadWarning",
     "RecordingError",
+    "ReportError",
     "TuningError",
     "UnknownBackendError",
     "UnknownStrategyError",
@@ -338,6 +340,52 @@ class CheckpointFormatError(CheckpointError):
 
 class CheckpointIntegrityError(CheckpointError):
     """A checkpoint's content does not match its manifest."""
+
+
+class ReportError(AituneError):
+    """A report cannot be written or read.
+
+    Attributes:
+        path: The file; None where a text is read.
+        expected: What should be there.
+        got: What is there.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        expected: object = None,
+        got: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.expected = expected
+        self.got = got
+
+
+class MissingExtraError(AituneError, ImportError):
+    """Packages of an optional extra are needed and not installed.
+
+    Attributes:
+        extra: Name of the extra, such as ``"report"``.
+        missing: The package that could not be imported.
+        install_hint: The command that installs it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        extra: str | None = None,
+        missing: str | None = None,
+        install_hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.extra = extra
+        self.missing = missing
+        self.install_hint = install_hint
 
 
 class AituneWarning(UserWarning):

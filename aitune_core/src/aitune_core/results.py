@@ -33,6 +33,7 @@ class CheckResult:
         tolerance_share: Largest difference as a share of what was allowed, 0 to 1.
         error: Largest relative error of any output element on recorded calls: its distance from
             the reference, over the element's size plus the typical size of its output.
+        allowed_error: What was allowed of it, on the output and call that it is from.
         eager_error: The same of eager in the module's own dtypes; 0 where eager is the reference.
         reference: What was compared with: ``"float64"`` or ``"float32"`` for eager computed in
             that precision, ``"eager"`` for eager as it is.
@@ -46,6 +47,7 @@ class CheckResult:
     worst_case: str = ""
     worst_index: tuple[int, ...] = ()
     error: float = 0.0
+    allowed_error: float = 0.0
     eager_error: float = 0.0
     reference: str = "eager"
     skipped: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from torch import nn
@@ -16,9 +16,11 @@ from aitune_core.errors import ConfigError
 from aitune_core.strategy import Strategy
 
 if TYPE_CHECKING:
-    from aitune_core._report import TuneReport
+    from aitune_core._tune_report import TuneReport
 
 __all__ = ["tune"]
+
+_REPORT_SUFFIXES: Final = (".html", ".json", ".txt")
 
 
 def tune(  # noqa: PLR0913
@@ -44,7 +46,9 @@ def tune(  # noqa: PLR0913
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to save the tuned module to.")] = None,
-    report: Annotated[Path | None, typer.Option(help="File for the report: .json or .txt.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="File for the report: .html, .json or .txt.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Where to tune, such as cpu or cuda.")] = None,
     batch_size: Annotated[
         list[int] | None, typer.Option(help="Further batch size; may be given several times.")
@@ -70,9 +74,9 @@ def tune(  # noqa: PLR0913
     registry = default_registry()
     for file, option in ((out, "--out"), (report, "--report")):
         _check_writable(file, option)
-    if report is not None and report.suffix not in {".json", ".txt"}:
-        msg = f"--report must end in .json or .txt, got {str(report)!r}"
-        raise ConfigError(msg, field="report", value=str(report), allowed=(".json", ".txt"))
+    if report is not None and report.suffix not in _REPORT_SUFFIXES:
+        msg = f"--report must end in .html, .json or .txt, got {str(report)!r}"
+        raise ConfigError(msg, field="report", value=str(report), allowed=_REPORT_SUFFIXES)
     chosen = _strategy(registry, strategy, backend or [], _settings("--set", setting or []))
     from aitune_core._checkpoint import save  # noqa: PLC0415 - heavy
     from aitune_core._module import Module  # noqa: PLC0415
@@ -96,7 +100,7 @@ def tune(  # noqa: PLR0913
         registry=registry,
     )
     if report is not None:
-        report.write_text(_text(result, report.suffix), encoding="utf-8")
+        _write(result, report)
     print_text(result.summary())
     if out is not None and not dry_run:
         save(wrapped, out, registry=registry)
@@ -148,5 +152,10 @@ def _settings(option: str, texts: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _text(report: TuneReport, suffix: str) -> str:
-    return report.to_json(indent=2) if suffix == ".json" else report.summary()
+def _write(report: TuneReport, file: Path) -> None:
+    """Write a report in the format that the file's name asks for."""
+    if file.suffix == ".html":
+        report.to_html(file)
+    else:
+        text = report.to_json(indent=2) if file.suffix == ".json" else report.summary()
+        file.write_text(f"{text}\n", encoding="utf-8")
