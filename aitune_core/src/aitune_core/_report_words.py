@@ -55,7 +55,7 @@ def differing_options(graph: GraphReport, candidate: CandidateReport) -> str:
     return ", ".join(
         readable(f"{option}={_short(value)}")
         for option, value in candidate.options.items()
-        if any(other.get(option) != value for other in same)
+        if value is not None and any(other.get(option) != value for other in same)
     )
 
 

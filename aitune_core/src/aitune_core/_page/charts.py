@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import altair as alt
 import attrs
+import vl_convert  # noqa: F401 - altair imports it when it draws
 
 from aitune_core._report import CandidateReport, GraphReport
 from aitune_core._report_words import candidate_names
@@ -145,10 +147,12 @@ def _errors(_: GraphReport, named: _Named) -> Chart | None:
     lowest = min(shown) / 10
     for row in rows:
         row["error"] = max(row["error"], lowest)
-    scale = alt.Scale(type="log", domain=(lowest, 3 * max(shown)))
+    highest = 3 * max(shown)
+    scale = alt.Scale(type="log", domain=(lowest, highest))
+    axis = _powers_of_ten(lowest, highest)
     data = _data(rows)
     drawing = alt.Chart(data).mark_bar(height=12).encode(
-        x=alt.X("error:Q", title="relative error", scale=scale, axis=_few_powers()),
+        x=alt.X("error:Q", title="relative error", scale=scale, axis=axis),
         x2=alt.datum(lowest),
         y=_rows(names),
         color=_colours(names),
@@ -199,7 +203,7 @@ def _data(rows: _Rows) -> alt.InlineData:
 
 
 def _rows(names: Sequence[str]) -> alt.Y:
-    axis = alt.Axis(labelLimit=110, ticks=False, domain=False)
+    axis = alt.Axis(labelLimit=150, labelPadding=6, ticks=False, domain=False)
     return alt.Y("name:N", title=None, sort=list(names), axis=axis)
 
 
@@ -214,8 +218,11 @@ def _legend() -> alt.Legend:
     return alt.Legend(orient="bottom", title=None, columns=2, labelLimit=150)
 
 
-def _few_powers() -> alt.Axis:
-    return alt.Axis(format=".0e", tickCount=4, labelOverlap=True)
+def _powers_of_ten(low: float, high: float) -> alt.Axis:
+    """Return an axis with few marks, each a power of ten."""
+    first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
+    values = [10.0**power for power in range(first, last + 1, max(1, (last - first) // 4))]
+    return alt.Axis(format=".0e", values=values)
 
 
 def _drawn(drawing: Any, height: int) -> str:  # noqa: ANN401 - altair's charts share no type
