@@ -58,7 +58,8 @@ class Case:
             return tuple(self.request.module(*inputs))
 
     def build(self, **options: Any) -> Engine:
-        """Build an engine with the given options."""
+        """Build an engine with the given options; by default in this process alone."""
+        options.setdefault("isolate", False)
         return ONNXRuntimeBackend(ONNXRuntimeBackendConfig(**options)).build(self.request)
 
 

@@ -19,7 +19,12 @@ from aitune_backend_onnxruntime.errors import (
     ProviderUnavailableError,
 )
 from aitune_backend_onnxruntime.model_file import Value
-from aitune_backend_onnxruntime.session import check_model, check_placement, open_session
+from aitune_backend_onnxruntime.session import (
+    check_model,
+    check_placement,
+    open_session,
+    session_setup,
+)
 from aitune_core.errors import BuildError
 from aitune_core.specs import DynamicDim
 
@@ -38,7 +43,7 @@ def engine(case: MakeCase) -> Any:
 def test_session_is_quiet_and_has_what_was_asked_for(
     engine: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    session = open_session(engine.model.path, CPU, engine.model.facts)
+    session = open_session(session_setup(engine.model.path, CPU), engine.model.facts)
     assert session.get_providers() == ["CPUExecutionProvider"]
     options = session.get_session_options()
     assert options.intra_op_num_threads == torch.get_num_threads()
@@ -50,7 +55,7 @@ def test_session_is_quiet_and_has_what_was_asked_for(
 def test_provider_that_the_runtime_leaves_out_is_an_error(engine: Any) -> None:
     wanted = [("CUDAExecutionProvider", {}), *CPU]
     with pytest.raises(ProviderUnavailableError) as caught:
-        open_session(engine.model.path, wanted, engine.model.facts)
+        open_session(session_setup(engine.model.path, wanted), engine.model.facts)
     assert caught.value.provider == "CUDAExecutionProvider"
     assert caught.value.available == ("CPUExecutionProvider",)
 
@@ -58,7 +63,7 @@ def test_provider_that_the_runtime_leaves_out_is_an_error(engine: Any) -> None:
 def test_broken_model_is_a_build_error_with_the_cause(engine: Any) -> None:
     engine.model.path.write_bytes(b"\xff\xff")
     with pytest.raises(BuildError) as caught:
-        open_session(engine.model.path, CPU, engine.model.facts)
+        open_session(session_setup(engine.model.path, CPU), engine.model.facts)
     assert caught.value.step == "session"
     assert caught.value.__cause__ is not None
 
@@ -110,13 +115,13 @@ def assigned(**parts: list[tuple[str, str]]) -> Any:
 
 
 def test_report_of_a_real_session_is_counted(engine: Any) -> None:
-    session = open_session(engine.model.path, CPU, engine.model.facts)
+    session = open_session(session_setup(engine.model.path, CPU), engine.model.facts)
     counts = check_placement(session, ONNXExecutionProvider.CPU, engine.model.facts)
     assert counts == {"CPUExecutionProvider": 1} == engine.placement
 
 
 def test_report_has_the_attributes_that_are_read(engine: Any) -> None:
-    session = open_session(engine.model.path, CPU, engine.model.facts)
+    session = open_session(session_setup(engine.model.path, CPU), engine.model.facts)
     assert isinstance(session, onnxruntime.InferenceSession)
     (part,) = session.get_provider_graph_assignment_info()
     (node,) = part.get_nodes()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         OnnxExportError,
         ProviderPlacementError,
         ProviderUnavailableError,
+        SessionTrialError,
         UnsupportedDtypeError,
     )
 
@@ -32,6 +33,7 @@ __all__ = [
     "OnnxExportError",
     "ProviderPlacementError",
     "ProviderUnavailableError",
+    "SessionTrialError",
     "UnsupportedDtypeError",
 ]
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from aitune_backend_onnxruntime.config import ONNXExecutionProvider, ONNXRuntimeBackendConfig
+from aitune_backend_onnxruntime.diagnosis import diagnoses
 from aitune_backend_onnxruntime.dtypes import check_dtypes
 from aitune_backend_onnxruntime.engine import (
     ExportedModel,
@@ -36,18 +37,19 @@ from aitune_backend_onnxruntime.providers import check_provider, resolve_provide
 from aitune_backend_onnxruntime.rewriting import rewrite_file
 from aitune_backend_onnxruntime.samples import export_inputs
 from aitune_backend_onnxruntime.session import check_model
+from aitune_backend_onnxruntime.session_trial import trial_of
 from aitune_backend_onnxruntime.stored import read_stored
 from aitune_backend_onnxruntime.variants import faster_of, fastest
 from aitune_core.backend import Attempt, Backend
 from aitune_core.errors import BuildError, ValidationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
-    from aitune_core.backend import ArtifactReader, BuildRequest
+    from aitune_core.backend import ArtifactReader, BuildRequest, Diagnosis
     from aitune_core.config import BackendConfig
     from aitune_core.specs import GraphSpec
 
@@ -84,6 +86,10 @@ class ONNXRuntimeBackend(Backend):
             ProviderUnavailableError: It does not; names what is missing and how to get it.
         """
         check_provider(resolve_provider(self.config.execution_provider, device))
+
+    def diagnose(self) -> Sequence[Diagnosis]:
+        """Try every execution provider by running a model on it."""
+        return tuple(diagnoses())
 
     def fingerprint(self, device: torch.device) -> Mapping[str, str]:
         """Return versions of what exports and runs models, and how ONNX Runtime was compiled."""
@@ -219,8 +225,14 @@ class ONNXRuntimeBackend(Backend):
             rewritten=_rewritten(path) if on_cuda else None,
             channels_last=facts.half_convolutions,
         )
+        trial = trial_of(request, self.config.isolate_seconds) if self.config.isolate else None
         engine = open_engine(
-            request.graph, request.device, model=model, provider=provider, cache_dir=cache_dir
+            request.graph,
+            request.device,
+            model=model,
+            provider=provider,
+            cache_dir=cache_dir,
+            trial=trial,
         )
         notes: dict[ONNXRuntimeEngine, Attempt] = {}
         try:
@@ -237,7 +249,12 @@ class ONNXRuntimeBackend(Backend):
 
         def opened(model: ExportedModel) -> ONNXRuntimeEngine:
             other = open_engine(
-                engine.graph, request.device, model=model, provider=provider, cache_dir=None
+                engine.graph,
+                request.device,
+                model=model,
+                provider=provider,
+                cache_dir=None,
+                trial=trial,
             )
             try:
                 request.check(other)

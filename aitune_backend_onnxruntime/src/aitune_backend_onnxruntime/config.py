@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
@@ -14,6 +15,7 @@ from aitune_core.errors import ConfigError
 
 __all__ = [
     "DYNAMO_OPSETS",
+    "ISOLATE_SECONDS",
     "TRACER_OPSETS",
     "CudaGraphs",
     "ONNXExecutionProvider",
@@ -23,6 +25,8 @@ __all__ = [
 
 CudaGraphs: TypeAlias = Literal["auto"] | bool
 
+#: In which a session must be created and run once: TensorRT takes minutes for large models.
+ISOLATE_SECONDS: Final = 600.0
 #: Opsets of the dynamo exporter: it writes none below 18, ONNX Runtime 1.31 reads none above 26.
 DYNAMO_OPSETS: Final = range(18, 27)
 #: Opsets of the tracer (``torch.onnx.export(dynamo=False)``).
@@ -131,6 +135,12 @@ def _check_graphs(_config: object, attribute: attrs.Attribute[CudaGraphs], value
         raise ConfigError(msg, field=attribute.name, value=value, allowed=allowed)
 
 
+def _check_seconds(_config: object, attribute: attrs.Attribute[float], value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        msg = f"{attribute.name} must be a positive number of seconds, got {value!r}"
+        raise ConfigError(msg, field=attribute.name, value=value, allowed="seconds above 0")
+
+
 @attrs.frozen(kw_only=True, init=False)
 class ONNXRuntimeBackendConfig(BackendConfig):
     """Settings of `ONNXRuntimeBackend`.
@@ -153,6 +163,11 @@ class ONNXRuntimeBackendConfig(BackendConfig):
             check allows what that precision rounds. None leaves the module as it is.
         float32_parts: Names of parts, as in ``named_modules()``, that stay in float32, such as
             those that overflow.
+        isolate: Whether a session is first created and run once in a process of its own, with a
+            recorded call. One that crashes, hangs or runs out of memory there costs its candidate
+            instead of this process. Costs about a second per exported model, some on CUDA, where
+            the device must allow several processes. Finished builds that are loaded go without.
+        isolate_seconds: How long that may take; never longer than the build may.
 
     Raises:
         ConfigError: A name is unknown or a value cannot be used.
@@ -168,6 +183,8 @@ class ONNXRuntimeBackendConfig(BackendConfig):
     float32_parts: tuple[str, ...] = attrs.field(
         default=(), converter=_names, validator=_check_parts
     )
+    isolate: bool = attrs.field(default=True, validator=_check_bool)
+    isolate_seconds: float = attrs.field(default=ISOLATE_SECONDS, validator=_check_seconds)
 
     def __init__(  # noqa: PLR0913 - all by keyword
         self,
@@ -178,6 +195,8 @@ class ONNXRuntimeBackendConfig(BackendConfig):
         cuda_graphs: CudaGraphs = "auto",
         precision: Precision | str | None = None,
         float32_parts: Sequence[str] = (),
+        isolate: bool = True,
+        isolate_seconds: float = ISOLATE_SECONDS,
         **unknown: Any,  # noqa: ANN401 - only named in the error
     ) -> None:
         for name, value in unknown.items():
@@ -192,4 +211,6 @@ class ONNXRuntimeBackendConfig(BackendConfig):
             cuda_graphs=cuda_graphs,
             precision=precision,
             float32_parts=float32_parts,
+            isolate=isolate,
+            isolate_seconds=isolate_seconds,
         )

@@ -18,7 +18,7 @@ from aitune_backend_onnxruntime.providers import (
     provider_list,
     tensorrt_options,
 )
-from aitune_backend_onnxruntime.session import check_placement, open_session
+from aitune_backend_onnxruntime.session import check_placement, open_session, session_setup
 from aitune_core.backend import Engine
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from aitune_backend_onnxruntime.model_file import ModelFacts
+    from aitune_backend_onnxruntime.session_trial import SessionTrial
     from aitune_core.backend import ArtifactWriter
     from aitune_core.specs import GraphSpec
 
@@ -187,13 +188,14 @@ class ONNXRuntimeEngine(Engine):
         self._runner = None
 
 
-def open_engine(
+def open_engine(  # noqa: PLR0913 - all but two by keyword
     graph: GraphSpec,
     device: torch.device,
     *,
     model: ExportedModel,
     provider: ONNXExecutionProvider,
     cache_dir: Path | None,
+    trial: SessionTrial | None = None,
 ) -> ONNXRuntimeEngine:
     """Make a session for an exported model, check it, and wrap it.
 
@@ -203,13 +205,18 @@ def open_engine(
         model: The exported model.
         provider: What executes it.
         cache_dir: Existing folder for TensorRT's engines; None caches nothing.
+        trial: Creates and runs the session in another process first; None does without.
 
     Raises:
+        SessionTrialError: The session did not survive that.
         BuildError: The session cannot be created, or operators ran on the wrong provider.
         ProviderUnavailableError: ONNX Runtime left out the provider.
     """
     if provider.device_type == "cpu":
-        session = open_session(model.path, provider_list(provider, {}, {}), model.facts)
+        setup = session_setup(model.path, provider_list(provider, {}, {}))
+        if trial is not None:
+            trial.run(setup, model.facts)
+        session = open_session(setup, model.facts)
         placement = check_placement(session, provider, model.facts)
         runner: Runner = CpuRunner(session, graph)
     else:
@@ -233,7 +240,10 @@ def open_engine(
             cache_dir=cache_dir,
             input_names=[value.name for value in model.facts.inputs],
         )
-        session = open_session(path, provider_list(provider, cuda, tensorrt), facts)
+        setup = session_setup(path, provider_list(provider, cuda, tensorrt))
+        if trial is not None:
+            trial.run(setup, facts)
+        session = open_session(setup, facts)
         placement = check_placement(session, provider, facts)
         # What TensorRT queues may hold more than can be replayed, and cannot be tried here.
         wanted = model.options["cuda_graphs"] if provider is ONNXExecutionProvider.CUDA else False

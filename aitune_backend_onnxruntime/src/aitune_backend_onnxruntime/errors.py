@@ -15,6 +15,7 @@ __all__ = [
     "OnnxExportError",
     "ProviderPlacementError",
     "ProviderUnavailableError",
+    "SessionTrialError",
     "UnsupportedDtypeError",
 ]
 
@@ -86,6 +87,29 @@ class ProviderPlacementError(BuildError):
         super().__init__(message, backend_name=backend_name, step=step)
         self.provider = provider
         self.operators = dict(operators or {})
+
+
+class SessionTrialError(BuildError):
+    """A session did not survive its first creation and run, in a process of its own.
+
+    Attributes:
+        stage: How far it came: ``"starting"``, ``"loading"``, ``"creating"`` or ``"running"``.
+        reason: Name of the signal that ended it such as ``"SIGSEGV"``, or ``"memory"``, ``"time"``
+            or ``"exit"``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        backend_name: str | None = BACKEND_NAME,
+        step: str | None = "session",
+        stage: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message, backend_name=backend_name, step=step)
+        self.stage = stage
+        self.reason = reason
 
 
 class ProviderUnavailableError(BackendUnavailableError):

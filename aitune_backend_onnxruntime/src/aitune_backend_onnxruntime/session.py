@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import onnxruntime
 import torch
 from onnxruntime.capi import _pybind_state as ort_c
@@ -23,13 +27,20 @@ from aitune_backend_onnxruntime.exclusive import DEVICE_WORK
 from aitune_core.errors import BuildError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from aitune_backend_onnxruntime.model_file import ModelFacts, Value
     from aitune_core.specs import GraphSpec, TensorSpec
 
-__all__ = ["ORT_ERRORS", "check_model", "check_placement", "open_session"]
+__all__ = [
+    "ORT_ERRORS",
+    "SessionSetup",
+    "check_model",
+    "check_placement",
+    "open_session",
+    "session_error",
+    "session_setup",
+]
 
 #: Everything that ONNX Runtime raises; its own classes have no base but Exception.
 ORT_ERRORS: Final[tuple[type[Exception], ...]] = (
@@ -57,60 +68,102 @@ _FLOATS: Final = frozenset({1, 10, 11, 16, 17, 18, 19, 20})
 #: Gemm spends as long on copying a bias to its result as on the product, and float32 products of
 #: transposed weights and few rows take several times as long as others.
 _SLOW_ON_CUDA: Final = "MatMulAddFusion;GemmTransposeFusion"
+#: Options of all sessions.
+_ENTRIES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        # Repeated optimization crashes on fp16 transformers (1.31.1, MatmulTransposeFusion).
+        "session.graph_optimizations_loop_level": "0",
+        # Weights get memory of their exact size instead of blocks of the arena.
+        "session.use_device_allocator_for_initializers": "1",
+        "session.record_ep_graph_assignment_info": "1",
+    }
+)
 #: Values that describe sizes are scalars and lists.
 _HIGHEST_SHAPE_RANK: Final = 1
 
 
-def open_session(
-    path: Path,
-    providers: Sequence[tuple[str, dict[str, str]]],
-    facts: ModelFacts,
-) -> onnxruntime.InferenceSession:
+@attrs.frozen(kw_only=True)
+class SessionSetup:
+    """All that decides a session, as plain data.
+
+    Attributes:
+        path: The model; files with its weights lie next to it.
+        providers: Providers with options, in the order in which they take nodes.
+        threads: Threads of the CPU for one operator.
+        entries: Session options by key.
+        log_severity: What ONNX Runtime writes to standard error, from 0 (all) to 4 (fatal).
+    """
+
+    path: Path
+    providers: Sequence[tuple[str, dict[str, str]]]
+    threads: int
+    entries: Mapping[str, str]
+    log_severity: int = _ERROR_SEVERITY
+
+    @property
+    def provider_names(self) -> list[str]:
+        """Names of the providers."""
+        return [name for name, _ in self.providers]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether everything runs on the CPU."""
+        return self.provider_names == [ONNXExecutionProvider.CPU.ort_name]
+
+
+def session_setup(path: Path, providers: Sequence[tuple[str, dict[str, str]]]) -> SessionSetup:
+    """Return how a session is made of a model.
+
+    Args:
+        path: The model; files with its weights lie next to it.
+        providers: Providers with options, in the order in which they take nodes.
+
+    Source:
+        ONNX Runtime's header ``onnxruntime_session_options_config_keys.h``.
+    """
+    on_cpu = [name for name, _ in providers] == [ONNXExecutionProvider.CPU.ort_name]
+    entries = dict(_ENTRIES)
+    if not on_cpu:
+        entries["optimization.disable_specified_optimizers"] = _SLOW_ON_CUDA
+    return SessionSetup(
+        path=path,
+        providers=providers,
+        # PyTorch's setting is the user's; on a GPU only sizes are computed on the CPU.
+        threads=torch.get_num_threads() if on_cpu else 1,
+        entries=entries,
+    )
+
+
+def open_session(setup: SessionSetup, facts: ModelFacts) -> onnxruntime.InferenceSession:
     """Create a session from a model file.
 
     By path, not from bytes: weights are then mapped from the file instead of being held twice.
 
     Args:
-        path: The model; files with its weights lie next to it.
-        providers: Providers with options, in the order in which they take nodes.
+        setup: What to create.
         facts: Facts of the model, for the error.
 
     Raises:
         ProviderUnavailableError: ONNX Runtime left out a provider.
         BuildError: The session cannot be created, such as for a missing kernel.
-
-    Source:
-        ONNX Runtime Python API, ``InferenceSession``; the entries are described in its header
-        ``onnxruntime_session_options_config_keys.h``.
     """
-    names = [name for name, _ in providers]
+    names = setup.provider_names
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = _ERROR_SEVERITY
-    on_cpu = names == [ONNXExecutionProvider.CPU.ort_name]
-    # PyTorch's setting is the user's; on a GPU only sizes are computed on the CPU.
-    options.intra_op_num_threads = torch.get_num_threads() if on_cpu else 1
-    entries = [
-        # Repeated optimization crashes on fp16 transformers (1.31.1, MatmulTransposeFusion).
-        ("session.graph_optimizations_loop_level", "0"),
-        # Weights get memory of their exact size instead of blocks of the arena.
-        ("session.use_device_allocator_for_initializers", "1"),
-        ("session.record_ep_graph_assignment_info", "1"),
-    ]
-    if not on_cpu:
-        entries.append(("optimization.disable_specified_optimizers", _SLOW_ON_CUDA))
-    for key, value in entries:
+    options.log_severity_level = setup.log_severity
+    options.intra_op_num_threads = setup.threads
+    for key, value in setup.entries.items():
         options.add_session_config_entry(key, value)
     try:
-        with nullcontext() if on_cpu else DEVICE_WORK:
+        with nullcontext() if setup.on_cpu else DEVICE_WORK:
             session = onnxruntime.InferenceSession(
-                str(path),
+                str(setup.path),
                 sess_options=options,
                 providers=names,
-                provider_options=[settings for _, settings in providers],
+                provider_options=[settings for _, settings in setup.providers],
                 enable_fallback=0,
             )
     except ORT_ERRORS as error:
-        raise _session_error(error, names[0], facts) from error
+        raise session_error(str(error), names[0], facts) from error
     session.disable_fallback()
     got = session.get_providers()
     if got != names:
@@ -122,8 +175,9 @@ def open_session(
     return session
 
 
-def _session_error(error: Exception, provider: str, facts: ModelFacts) -> BuildError:
-    text = " ".join(str(error).split())
+def session_error(said: str, provider: str, facts: ModelFacts) -> BuildError:
+    """Return the public error for what ONNX Runtime said where it created no session."""
+    text = " ".join(said.split())
     operator = re.search(r"implementation for (\w+)\(\d+\) node with name '([^']*)'", text)
     if operator:
         result = facts.results.get(operator[2])
