@@ -1,4 +1,4 @@
-"""The page of a report at the width of a phone, in a browser."""
+"""The page of a report in a browser, at the width of a phone and of a desk."""
 
 from __future__ import annotations
 
