@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -27,6 +28,7 @@ from aitune_core.errors import ConfigError
 __all__ = ["doctor"]
 
 _SECONDS: Final = 180
+_AT_ONCE: Final = 4
 _QUERY: Final = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 
 
@@ -64,11 +66,7 @@ def doctor(
     registry = default_registry()
     system = _system()
     failures = [str(failure) for failure in registry.failures]
-    findings = [
-        Finding(info.name, diagnosis)
-        for info in registry.backend_infos()
-        for diagnosis in _tried(info.name)
-    ]
+    findings = _findings([info.name for info in registry.backend_infos()], wanted or [])
     broken = _broken(findings, wanted or [], failures)
     if json:
         print_json(
@@ -85,6 +83,20 @@ def doctor(
         _show(system, findings, failures, broken)
     if broken:
         raise typer.Exit(FAILED)
+
+
+def _findings(names: list[str], wanted: list[str]) -> list[Finding]:
+    """Try backends, each in a process; only those that are asked for, where that is known."""
+    asked = [name.partition("/")[0] for name in wanted]
+    if asked and all(name in names for name in asked):
+        names = [name for name in names if name in asked]
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        tried = list(pool.map(_tried, names))
+    return [
+        Finding(name, diagnosis)
+        for name, diagnoses in zip(names, tried, strict=True)
+        for diagnosis in diagnoses
+    ]
 
 
 def _broken(findings: list[Finding], wanted: list[str], failures: list[str]) -> list[str]:

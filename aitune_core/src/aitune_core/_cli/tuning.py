@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -34,8 +35,15 @@ def tune(  # noqa: PLR0913
     ],
     *,
     strategy: Annotated[str, typer.Option(help="Name of a strategy.")] = "first_wins",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Option of the strategy; several times."),
+    ] = None,
     backend: Annotated[
-        list[str] | None, typer.Option(help="Backend to try; may be given several times.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:OPTION=VALUE,...]", help="Backend to try; may be given several times."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to save the tuned module to.")] = None,
     report: Annotated[
@@ -69,7 +77,7 @@ def tune(  # noqa: PLR0913
     if report is not None and report.suffix not in _REPORT_SUFFIXES:
         msg = f"--report must end in .html, .json or .txt, got {str(report)!r}"
         raise ConfigError(msg, field="report", value=str(report), allowed=_REPORT_SUFFIXES)
-    chosen = _strategy(registry, strategy, backend or [])
+    chosen = _strategy(registry, strategy, backend or [], _settings("--set", setting or []))
     from aitune_core._checkpoint import save  # noqa: PLC0415 - heavy
     from aitune_core._module import Module  # noqa: PLC0415
     from aitune_core._tuning import tune as tune_module  # noqa: PLC0415
@@ -107,18 +115,41 @@ def _check_writable(file: Path | None, option: str) -> None:
         raise ConfigError(msg, field=option, value=str(file), allowed="a file in a folder")
 
 
-def _strategy(registry: PluginRegistry, name: str, backends: list[str]) -> Strategy:
-    options: dict[str, Any] = {}
-    if backends:
-        options = (
-            {"backend": backends[0]} if name == "one_backend" else {"backends": tuple(backends)}
-        )
-    if name == "one_backend" and len(backends) != 1:
-        msg = f"strategy one_backend takes one --backend, got {len(backends)}"
-        raise ConfigError(msg, field="backend", value=backends, allowed="one")
+def _strategy(
+    registry: PluginRegistry, name: str, backends: list[str], options: dict[str, Any]
+) -> Strategy:
+    sources = [_source(backend) for backend in backends]
+    if name == "one_backend":
+        if len(sources) != 1:
+            msg = f"strategy one_backend takes one --backend, got {len(sources)}"
+            raise ConfigError(msg, field="backend", value=backends, allowed="one")
+        options["backend"] = sources[0]
+    elif sources:
+        options["backends"] = sources
     strategy = registry.strategy(name, **options)
-    registry.resolve(strategy.backends)  # names are resolved before anything is made
+    registry.resolve(strategy.backends)  # names and options are looked at before anything is made
     return strategy
+
+
+def _source(text: str) -> tuple[str, dict[str, Any]]:
+    """Return name and options of a backend that is written ``name:option=value,...``."""
+    name, _, options = text.partition(":")
+    return name, _settings("--backend", options.split(",") if options else [])
+
+
+def _settings(option: str, texts: list[str]) -> dict[str, Any]:
+    """Return settings that are written ``name=value``, values as JSON or plain words."""
+    settings: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            msg = f"{option}: settings are written name=value, got {text!r}"
+            raise ConfigError(msg, field=option, value=text, allowed="name=value")
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    return settings
 
 
 def _write(report: TuneReport, file: Path) -> None:
