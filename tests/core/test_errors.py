@@ -48,8 +48,6 @@ FACTS: dict[type[Exception], dict[str, Any]] = {
     errors.InputMismatchError: {"path": "x", "expected": 1, "got": 2},
     errors.CallFormError: {"path": "x", "expected": 1, "got": 2},
     errors.RecordingError: {"module_name": "net", "path": "x"},
-    errors.ReportError: {"path": "report.html", "expected": 1, "got": 2},
-    errors.MissingExtraError: {"extra": "report", "missing": "altair", "install_hint": "pip"},
     errors.CheckpointError: {"path": "m.ait", "expected": 1, "got": 2},
     errors.CheckpointFormatError: {"path": "m.ait", "expected": 1, "got": 2},
     errors.CheckpointIntegrityError: {"path": "m.ait", "expected": 1, "got": 2},

@@ -94,15 +94,28 @@ def _latencies(graph: GraphReport, named: _Named) -> Chart | None:
     middles = alt.Chart(_data(marks)).mark_point(filled=True, size=70, opacity=1)
     x = alt.X("ms:Q", title="milliseconds per call", scale=scale)
     drawing = (
-        ticks.encode(x=x, y=_rows(names), color=_colours(names))
-        + spans.encode(x="p50:Q", x2="p99:Q", y=_rows(names), color=_colours(names))
-        + middles.encode(x="p50:Q", y=_rows(names), color=_colours(names))
+        ticks.encode(x=x, y=_rows(names), color=_colours(graph, names))
+        + spans.encode(x="p50:Q", x2="p99:Q", y=_rows(names), color=_colours(graph, names))
+        + middles.encode(x="p50:Q", y=_rows(names), color=_colours(graph, names))
     )
+    beyond = sum(call["ms"] > most for call in calls)
+    sizes = {each.batch_size for _, each in measured}
+    caption = [
+        "One tick per timed call; the dot is the median, the line goes to the 99th percentile.",
+        f"Slower calls, {beyond} of {len(calls)}, stand at the right end." if beyond else "",
+        _batch_sizes(measured) if len(sizes) > 1 else "",
+    ]
     return Chart(
         "Latency",
-        "One tick per timed call; the dot is the median, the line goes to the 99th percentile.",
+        " ".join(filter(None, caption)),
         _drawn(drawing, _ROW_HEIGHT * len(names)),
     )
+
+
+def _batch_sizes(measured: Sequence[tuple[str, Measurement]]) -> str:
+    """Say that calls hold different numbers of samples."""
+    sizes = (f"{name} {each.batch_size or 'several'}" for name, each in measured)
+    return f"Samples per call differ: {', '.join(sizes)}."
 
 
 def _throughput(graph: GraphReport, named: _Named) -> Chart | None:
@@ -128,41 +141,52 @@ def _throughput(graph: GraphReport, named: _Named) -> Chart | None:
                 axis=alt.Axis(values=sizes, format="d", labelOverlap=True),
             ),
             y=alt.Y("rate:Q", title="samples per second", axis=alt.Axis(format="~s")),
-            color=_colours(names, legend=True),
+            color=_colours(graph, names, legend=True),
         )
     )
     return Chart("Throughput", "More is better.", _drawn(drawing, _HEIGHT))
 
 
-def _errors(_: GraphReport, named: _Named) -> Chart | None:
+def _errors(graph: GraphReport, named: _Named) -> Chart | None:
     rows: _Rows = [
-        {"name": name, "error": each.check.error, "allowed": each.check.allowed_error}
+        {
+            "name": name,
+            "error": each.check.error,
+            "allowed": each.check.allowed_error,
+            "eager": each.check.eager_error,
+        }
         for name, each in named
         if each.check is not None and each.check.allowed_error > 0
     ]
     if not rows:
         return None
     names = [row["name"] for row in rows]
-    shown = [value for row in rows for value in (row["error"], row["allowed"]) if value > 0]
+    shown = [row[kind] for row in rows for kind in ("error", "allowed", "eager") if row[kind] > 0]
     lowest = min(shown) / 10
     for row in rows:
         row["error"] = max(row["error"], lowest)
+    known: _Rows = [row for row in rows if row["eager"] > 0]
     highest = 3 * max(shown)
     scale = alt.Scale(type="log", domain=(lowest, highest))
     axis = _powers_of_ten(lowest, highest)
     data = _data(rows)
-    drawing = alt.Chart(data).mark_bar(height=12).encode(
-        x=alt.X("error:Q", title="relative error", scale=scale, axis=axis),
-        x2=alt.datum(lowest),
-        y=_rows(names),
-        color=_colours(names),
-    ) + alt.Chart(data).mark_tick(thickness=3, size=22, color="#c0392b").encode(
-        x=alt.X("allowed:Q", scale=scale), y=_rows(names)
+    bars = alt.Chart(data).mark_bar(height=12)
+    allowed = alt.Chart(data).mark_tick(thickness=3, size=22, color="#c0392b")
+    own = alt.Chart(_data(known)).mark_tick(thickness=3, size=22, color=_COLOURS[0])
+    drawing = (
+        bars.encode(
+            x=alt.X("error:Q", title="relative error", scale=scale, axis=axis),
+            x2=alt.datum(lowest),
+            y=_rows(names),
+            color=_colours(graph, names),
+        )
+        + allowed.encode(x=alt.X("allowed:Q", scale=scale), y=_rows(names))
+        + own.encode(x=alt.X("eager:Q", scale=scale), y=_rows(names))
     )
     return Chart(
         "Error against tolerance",
-        "The bar is the largest error on recorded calls, the red mark what is allowed. "
-        "The scale is logarithmic.",
+        "The bar is the largest error on recorded calls, the grey mark that of eager itself, the "
+        "red one what is allowed. The scale is logarithmic.",
         _drawn(drawing, _ROW_HEIGHT * len(names)),
     )
 
@@ -207,10 +231,11 @@ def _rows(names: Sequence[str]) -> alt.Y:
     return alt.Y("name:N", title=None, sort=list(names), axis=axis)
 
 
-def _colours(names: Sequence[str], *, legend: bool = False) -> alt.Color:
-    shown = _COLOURS if "eager" in names else _COLOURS[1:]
-    used = [shown[place % len(shown)] for place in range(len(names))]
-    scale = alt.Scale(domain=list(names), range=used)
+def _colours(graph: GraphReport, names: Sequence[str], *, legend: bool = False) -> alt.Color:
+    """Give an executable the same colour in every chart."""
+    others = itertools.cycle(_COLOURS[1:])
+    palette = {"eager": _COLOURS[0], **dict(zip(candidate_names(graph), others, strict=False))}
+    scale = alt.Scale(domain=list(names), range=[palette[name] for name in names])
     return alt.Color("name:N", scale=scale, legend=_legend() if legend else None)
 
 

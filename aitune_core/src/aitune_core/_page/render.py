@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -21,6 +21,7 @@ from aitune_core._report_words import (
     seconds_in_words,
     where_in_words,
 )
+from aitune_core.results import BatchPoint
 
 __all__ = ["rendered"]
 
@@ -67,8 +68,19 @@ def _graph(graph: GraphReport, place: int) -> dict[str, Any]:
         "winner": winners[0][0] if winners else "eager",
         "speed": _speed(winners[0][1]) if winners else "",
         "candidates": named,
+        "batches": list(_batches(graph, pairs)),
         "charts": charts_of(graph, place),
     }
+
+
+def _batches(
+    graph: GraphReport, pairs: Sequence[tuple[str, CandidateReport]]
+) -> Iterator[tuple[str, BatchPoint]]:
+    """What was measured at each batch size, and at which it was not possible."""
+    measured = [("eager", graph.eager), *((name, each.measurement) for name, each in pairs)]
+    for name, measurement in measured:
+        for point in () if measurement is None else measurement.batches:
+            yield name, point
 
 
 def _speed(candidate: CandidateReport) -> str:
