@@ -74,6 +74,8 @@ def test_stored_data_is_json_and_tells_how_it_was_built(made: Any) -> None:
             "cuda_graphs": "auto",
             "precision": None,
             "float32_parts": [],
+            "isolate": False,
+            "isolate_seconds": 600.0,
         },
         "rewritten": None,
         "channels_last": False,

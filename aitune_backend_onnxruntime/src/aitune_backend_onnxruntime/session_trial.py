@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -218,7 +218,7 @@ def _run_child(python: str, job: dict[str, Any], limit: float) -> _Ended:
     """Start the child and wait for its end; whatever happens, none is left behind."""
     notes = Path(job["notes"])
     errors = notes.with_name("errors")
-    with errors.open("wb") as said:
+    with errors.open("wb") as said, _starting(python):
         child = subprocess.Popen(  # noqa: S603 - this Python, on a file of this package
             # -I: neither the environment nor the current folder decides what is imported.
             [python, "-I", str(_CHILD)],
@@ -247,6 +247,18 @@ def _run_child(python: str, job: dict[str, Any], limit: float) -> _Ended:
         error=" ".join("".join(failures).split()),
         stderr=errors.read_text(errors="replace").strip()[-_TAIL:],
     )
+
+
+@contextlib.contextmanager
+def _starting(python: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        msg = (
+            f"a session cannot be tried in a child process: {python} does not start ({error}); "
+            "isolate=False does without"
+        )
+        raise SessionTrialError(msg, stage="starting", reason="exit") from error
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
