@@ -92,7 +92,8 @@ def _latencies(graph: GraphReport, named: _Named) -> Chart | None:
     ticks = alt.Chart(_data(calls)).mark_tick(opacity=0.25, thickness=1.5)
     spans = alt.Chart(_data(marks)).mark_rule(strokeWidth=2)
     middles = alt.Chart(_data(marks)).mark_point(filled=True, size=70, opacity=1)
-    x = alt.X("ms:Q", title="milliseconds per call", scale=scale)
+    axis = alt.Axis(tickCount=6, labelOverlap=True)
+    x = alt.X("ms:Q", title="milliseconds per call", scale=scale, axis=axis)
     drawing = (
         ticks.encode(x=x, y=_rows(names), color=_colours(graph, names))
         + spans.encode(x="p50:Q", x2="p99:Q", y=_rows(names), color=_colours(graph, names))
@@ -205,7 +206,7 @@ def _seconds(_: GraphReport, named: _Named) -> Chart | None:
         alt.Chart(_data(rows))
         .mark_bar(height=14)
         .encode(
-            x=alt.X("seconds:Q", title="seconds"),
+            x=alt.X("seconds:Q", title="seconds", axis=alt.Axis(tickCount=6, labelOverlap=True)),
             y=_rows(names),
             color=alt.Color(
                 "step:N",
