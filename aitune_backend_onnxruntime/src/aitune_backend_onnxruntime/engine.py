@@ -216,7 +216,7 @@ class ONNXRuntimeEngine(Engine):
             provider=self.provider.value,
             options=dict(self.model.options),
             graph_sizes=self.graph_sizes,
-            copies=None if self.copies is None else [attrs.astuple(one) for one in self.copies],
+            copies=None if self.copies is None else [[*attrs.astuple(one)] for one in self.copies],
         )
 
     def release(self) -> None:
