@@ -163,7 +163,7 @@ def test_copies_are_told_with_the_part_that_they_come_from(make: Callable[..., A
         def forward(self, x: Tensor, scale: Tensor) -> Tensor:
             return torch.relu(self.part(x, scale))
 
-    # The session's output for an input on the CPU is computed on the GPU.
+    # The number is on the CPU; the runtime copies it itself, or its binding does.
     engine = make(Scaled(), torch.randn(8, 64), torch.tensor(2.0)).build(isolate=True)
     _, copies, _ = engine.tables()
     assert set(copies.rows) <= {("none", "", 0), ("to the GPU", "part", 1)}
