@@ -236,7 +236,8 @@ def check_wheel(session: nox.Session, dist: Path, package: str) -> Path:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
     source = ROOT / package / "src"
     modules = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
-    expected = modules | {f"{package}/py.typed"}
+    templates = {path.relative_to(source).as_posix() for path in source.rglob("*.jinja")}
+    expected = modules | templates | {f"{package}/py.typed"}
     if files != expected:
         session.error(f"{wheel.name}: these files are missing or too many: {files ^ expected}")
     return wheel

@@ -12,19 +12,24 @@ import pytest
 import torch
 from fake_plugin import empty_registry, registry
 from fakes import AffineBackend, FakeBackend
+from samples import Affine
 
 from aitune_core import (
     BackendInfo,
     BackendUnavailableError,
     ConfigError,
     FirstWinsStrategy,
+    Module,
     OneBackendStrategy,
+    PerGraphStrategy,
     PluginConflictError,
     PluginLoadError,
     PluginLoadWarning,
     PluginRegistry,
+    Strategy,
     UnknownBackendError,
     UnknownStrategyError,
+    tune,
 )
 from aitune_core._inductor import InductorBackend
 
@@ -340,6 +345,22 @@ def test_default_backends_are_those_that_run_on_the_device(folder: Folder) -> No
         found.default_backends(torch.device("meta"))
     for name in ("affine", "heavy", "inductor"):
         assert f"\n  {name}: " in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", [None, PerGraphStrategy(lambda _: FirstWinsStrategy())])
+def test_tuning_without_names_says_which_backends_are_left_out(
+    folder: Folder, strategy: Strategy | None
+) -> None:
+    heavy = backends(
+        "BackendReference('heavy', 'no.where:X', requires=('no_such_runtime',))",
+        "BackendReference('affine', 'fakes:AffineBackend')",
+    )
+    found = PluginRegistry([folder.plugin("heavy", heavy)])
+    model = Module(Affine(), strategy=strategy)
+    data = [torch.randn(2, 3), torch.randn(4)]
+    report = tune(model, data, device="cpu", on_failure="eager", registry=found)
+    (note,) = [note for note in report.modules[0].notes if "left out" in note]
+    assert note.startswith("backend 'heavy' is left out: backend 'heavy' needs no_such_runtime")
 
 
 def test_default_backends_leave_out_what_has_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

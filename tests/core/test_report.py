@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from fake_plugin import empty_registry
@@ -22,7 +23,7 @@ from aitune_core import (
     tune,
 )
 from aitune_core._candidate_report import candidate_report
-from aitune_core.results import Decision, Outcome
+from aitune_core.results import Decision, Measurement, Outcome
 
 
 class Tries(FakeBackend):
@@ -95,8 +96,29 @@ def test_summary_of_a_failure_says_each_thing_once_and_in_short_lines() -> None:
     assert "b" * 20 not in summary
     assert "graph_0: 1 call" in summary.splitlines()[2]
     assert "-> eager: no candidate won: fake failed: none of 2 ways:" in summary
-    assert max(map(len, summary.splitlines())) < 340
+    assert max(map(len, summary.splitlines())) <= 100
     assert 400 * "b" in report.to_json()
+
+
+def test_summary_keeps_to_100_columns_whatever_the_names_and_numbers(report: TuneReport) -> None:
+    slow = Measurement(
+        p50_ms=123456.0, p90_ms=234567.0, p99_ms=345678.0, calls=2, samples_per_second=1e8
+    )
+    (module,) = report.modules
+    (graph,) = module.graphs
+    candidates = tuple(
+        attrs.evolve(
+            candidate, backend=f"backend{number}-" * 9, status="not tried", measurement=slow
+        )
+        for number, candidate in enumerate(graph.candidates)
+    )
+    graph = attrs.evolve(graph, candidates=candidates, eager=slow, reason="x" * 250)
+    module = attrs.evolve(module, name="net" * 99, graphs=(graph,), notes=("\x1b[31mred",))
+    summary = attrs.evolve(report, modules=(module,)).summary()
+    assert max(map(len, summary.splitlines())) <= 100
+    assert "123,456" in summary
+    assert "100,000,000" in summary
+    assert "\x1b" not in summary
 
 
 def test_summary_lists_arguments_that_are_fixed() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from aitune_backend_onnxruntime.config import ONNXExecutionProvider, ONNXRuntimeBackendConfig
+from aitune_backend_onnxruntime.diagnosis import diagnoses
 from aitune_backend_onnxruntime.dtypes import check_dtypes
 from aitune_backend_onnxruntime.engine import (
     ExportedModel,
@@ -43,12 +44,12 @@ from aitune_core.backend import Attempt, Backend
 from aitune_core.errors import BuildError, ValidationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
-    from aitune_core.backend import ArtifactReader, BuildRequest
+    from aitune_core.backend import ArtifactReader, BuildRequest, Diagnosis
     from aitune_core.config import BackendConfig
     from aitune_core.specs import GraphSpec
 
@@ -85,6 +86,10 @@ class ONNXRuntimeBackend(Backend):
             ProviderUnavailableError: It does not; names what is missing and how to get it.
         """
         check_provider(resolve_provider(self.config.execution_provider, device))
+
+    def diagnose(self) -> Sequence[Diagnosis]:
+        """Try every execution provider by running a model on it."""
+        return tuple(diagnoses())
 
     def fingerprint(self, device: torch.device) -> Mapping[str, str]:
         """Return versions of what exports and runs models, and how ONNX Runtime was compiled."""

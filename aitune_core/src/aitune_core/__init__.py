@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aitune_core._fastest import MinLatencyStrategy
 from aitune_core._module import Module
 from aitune_core._per_graph import PerGraphStrategy
-from aitune_core._plugins import BackendInfo, PluginRegistry, default_registry
+from aitune_core._plugins import BackendInfo, PluginRegistry, StrategyInfo, default_registry
 from aitune_core._strategies import FirstWinsStrategy, OneBackendStrategy
 from aitune_core._throughput import LatencyBudgetStrategy, MaxThroughputStrategy
 from aitune_core.backend import (
@@ -17,6 +17,7 @@ from aitune_core.backend import (
     Attempt,
     Backend,
     BuildRequest,
+    Diagnosis,
     Engine,
     EngineTable,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "CheckpointIntegrityError",
     "ConfigError",
     "Decision",
+    "Diagnosis",
     "DynamicDim",
     "Engine",
     "EngineClosedError",
@@ -120,6 +122,7 @@ __all__ = [
     "SizeCondition",
     "StepSeconds",
     "Strategy",
+    "StrategyInfo",
     "StrategyReference",
     "TensorSpec",
     "Trial",

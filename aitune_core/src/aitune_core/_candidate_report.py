@@ -13,7 +13,7 @@ from aitune_core.results import Decision, Outcome
 __all__ = ["candidate_report"]
 
 _MAX_CAUSES: Final = 5
-#: How much of the first line of an error says why a candidate failed, in characters.
+#: How much of an error says why a candidate failed, in characters.
 _REASON_LENGTH: Final = 300
 
 
@@ -43,11 +43,19 @@ def _status(outcome: Outcome, decision: Decision) -> tuple[str, str]:
     if outcome.not_tried:
         return "not tried", outcome.not_tried
     if outcome.error is not None:
-        line = (str(outcome.error).strip() or type(outcome.error).__name__).partition("\n")[0]
-        return "failed", line if len(line) <= _REASON_LENGTH else f"{line[:_REASON_LENGTH]}..."
+        return "failed", _sentence(outcome.error)
     if decision.winner is not None and outcome.engine is decision.winner.engine:
         return "won", decision.reason
     return "lost", decision.lost.get(outcome.backend, decision.reason)
+
+
+def _sentence(error: Exception) -> str:
+    """Return the first line of an error; with the next one where it only announces that."""
+    line, _, others = str(error).strip().partition("\n")
+    if line.endswith(":"):
+        line = f"{line} {others.strip().partition(chr(10))[0]}".strip()
+    line = line or type(error).__name__
+    return line if len(line) <= _REASON_LENGTH else f"{line[:_REASON_LENGTH]}..."
 
 
 def _error_chain(error: BaseException) -> str:

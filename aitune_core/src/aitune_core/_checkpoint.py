@@ -28,10 +28,11 @@ from aitune_core._arguments import check_on_miss, checked_path
 from aitune_core._cache import new_work_dir, remove_with
 from aitune_core._calls import CallForm
 from aitune_core._devices import existing_device, known_device
+from aitune_core._discovery import distribution_version
 from aitune_core._dispatch import Dispatcher, TunedGraph
 from aitune_core._environment import environment_report
 from aitune_core._module import Module, check_wrappable, state_of
-from aitune_core._plugins import PluginRegistry, chosen_registry, distribution_version
+from aitune_core._plugins import PluginRegistry, chosen_registry
 from aitune_core._serving import ModuleState
 from aitune_core._spec_json import graph_from_json, graph_to_json
 from aitune_core._trees import TreeError

@@ -1,20 +1,29 @@
-"""Plugins: found through entry points, each behind a guard, listed without heavy imports."""
+"""The registry: backends and strategies by name, listed without heavy imports."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import importlib.util
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import metadata
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import attrs
 import pluggy
 import torch
 
+from aitune_core._built_in import BACKENDS, EAGER, INDUCTOR, STRATEGIES
+from aitune_core._discovery import (
+    CORE,
+    Discovery,
+    Source,
+    check_blocked,
+    disabled_plugins,
+    distribution_version,
+    installed_entry_points,
+    suggestion,
+)
 from aitune_core.backend import Backend
 from aitune_core.errors import (
     AituneError,
@@ -22,12 +31,10 @@ from aitune_core.errors import (
     ConfigError,
     PluginConflictError,
     PluginLoadError,
-    PluginLoadWarning,
     UnknownBackendError,
     UnknownStrategyError,
 )
 from aitune_core.hookspecs import (
-    API_VERSION,
     PROJECT_NAME,
     BackendReference,
     HookSpecs,
@@ -38,50 +45,12 @@ from aitune_core.strategy import BackendSource, Strategy
 __all__ = [
     "BackendInfo",
     "PluginRegistry",
+    "StrategyInfo",
     "chosen_registry",
     "default_registry",
     "distribution_version",
 ]
 
-_EAGER: Final = "eager"
-_INDUCTOR: Final = "inductor"
-_BACKENDS: Final = (
-    BackendReference(_EAGER, "aitune_core._eager:EagerBackend", "The module as it is."),
-    BackendReference(
-        _INDUCTOR, "aitune_core._inductor:InductorBackend", "PyTorch's compiler, as torch.compile."
-    ),
-)
-_STRATEGIES: Final = (
-    StrategyReference(
-        "latency_budget",
-        "aitune_core._throughput:LatencyBudgetStrategy",
-        "The backend with most samples per second within a latency.",
-    ),
-    StrategyReference(
-        "max_throughput",
-        "aitune_core._throughput:MaxThroughputStrategy",
-        "The backend with most samples per second.",
-    ),
-    StrategyReference(
-        "min_latency",
-        "aitune_core._fastest:MinLatencyStrategy",
-        "The backend with the lowest latency on recorded calls.",
-    ),
-    StrategyReference(
-        "per_graph",
-        "aitune_core._per_graph:PerGraphStrategy",
-        "Another strategy for each graph.",
-    ),
-    StrategyReference(
-        "first_wins",
-        "aitune_core._strategies:FirstWinsStrategy",
-        "The first backend that is right and faster than eager.",
-    ),
-    StrategyReference(
-        "one_backend", "aitune_core._strategies:OneBackendStrategy", "One backend, or fail."
-    ),
-)
-_CORE: Final = "aitune-core"
 _Class = TypeVar("_Class")
 
 
@@ -107,97 +76,90 @@ class BackendInfo:
     reason: str = ""
 
 
-@attrs.frozen
-class _Source:
-    """Where a reference comes from."""
+@attrs.frozen(kw_only=True)
+class StrategyInfo:
+    """A strategy as a listing shows it.
 
-    reference: Any
-    plugin: str
+    Attributes:
+        name: Name of the strategy.
+        summary: One sentence.
+        distribution: Installed distribution that provides it.
+        version: Version of that distribution.
+        reason: Why it cannot be used by its name; empty where it can.
+    """
+
+    name: str
+    summary: str
     distribution: str
     version: str
+    reason: str = ""
 
 
 def _built_in(
     references: Sequence[BackendReference | StrategyReference],
-) -> dict[str, list[_Source]]:
-    version = distribution_version(_CORE)
+) -> dict[str, list[Source]]:
+    version = distribution_version(CORE)
     return {
-        reference.name: [_Source(reference, "aitune_core", _CORE, version)]
+        reference.name: [Source(reference, "aitune_core", CORE, version)]
         for reference in references
     }
+
+
+def _merged(*tables: Mapping[str, list[Source]]) -> dict[str, list[Source]]:
+    merged: dict[str, list[Source]] = {}
+    for table in tables:
+        for name, sources in table.items():
+            merged.setdefault(name, []).extend(sources)
+    return merged
 
 
 class PluginRegistry:
     """What the core brings, and the plugins of one set of entry points.
 
     Args:
-        entry_points: The entry points to load; None means those installed in group ``aitune``.
+        entry_points: The entry points to load; None means those installed in group ``aitune``,
+            without those that the variable ``AITUNE_DISABLE_PLUGINS`` names (names of plugins or
+            distributions, separated by commas, or ``all``).
+        blocked: Names of plugins or distributions that are not loaded, or ``"all"``.
+
+    Raises:
+        ConfigError: ``blocked`` holds something else than names.
     """
 
-    def __init__(self, entry_points: Iterable[metadata.EntryPoint] | None = None) -> None:
-        self.manager = pluggy.PluginManager(PROJECT_NAME)
-        self.manager.add_hookspecs(HookSpecs)
-        #: Why a plugin is missing, one error per entry point.
-        self.failures: list[PluginLoadError] = []
-        self._backends = _built_in(_BACKENDS)
-        self._strategies = _built_in(_STRATEGIES)
-        found = metadata.entry_points(group=PROJECT_NAME) if entry_points is None else entry_points
-        for entry_point in sorted(found, key=lambda entry: (entry.name, entry.value)):
-            self._load(entry_point)
+    def __init__(
+        self,
+        entry_points: Iterable[metadata.EntryPoint] | None = None,
+        *,
+        blocked: Collection[str] = (),
+    ) -> None:
+        self._given = None if entry_points is None else tuple(entry_points)
+        self._blocked = check_blocked(blocked)
+        self.refresh()
 
-    def _load(self, entry_point: metadata.EntryPoint) -> None:
-        distribution, version = _origin(entry_point)
-        try:
-            plugin = entry_point.load()
-            self._check_plugin(plugin)
-            self.manager.register(plugin, name=f"{distribution}:{entry_point.name}")
-            self.manager.check_pending()
-            self._collect(plugin, entry_point.name, distribution, version)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a plugin may even raise SystemExit on import
-            if self.manager.has_plugin(f"{distribution}:{entry_point.name}"):
-                self.manager.unregister(name=f"{distribution}:{entry_point.name}")
-            msg = (
-                f"plugin {entry_point.name!r} of {distribution} {version} could not be loaded: "
-                f"{type(error).__name__}: {error}"
-            )
-            failure = PluginLoadError(msg, plugin=entry_point.name, distribution=distribution)
-            failure.__cause__ = error
-            self.failures.append(failure)
-            warnings.warn(msg, PluginLoadWarning, stacklevel=2)
+    def refresh(self) -> None:
+        """Look again: for plugins that were installed, removed or repaired since.
 
-    @staticmethod
-    def _check_plugin(plugin: object) -> None:
-        version = getattr(plugin, "AITUNE_API_VERSION", None)
-        if version != API_VERSION:
-            msg = (
-                f"it was written for plugin API {version}, this aitune-core has {API_VERSION}; "
-                "install matching versions"
-            )
-            raise PluginLoadError(msg)
+        What was imported of a plugin stays imported, so a newer version of it needs a new process.
+        """
+        if self._given is None:
+            blocked = (*self._blocked, *disabled_plugins())
+            found = Discovery(installed_entry_points(), blocked)
+        else:
+            found = Discovery(self._given, self._blocked)
+        self._found = found
+        self._backends = _merged(_built_in(BACKENDS), found.backends)
+        self._strategies = _merged(_built_in(STRATEGIES), found.strategies)
 
-    def _collect(self, plugin: object, name: str, distribution: str, version: str) -> None:
-        for hook, kind, table in (
-            ("aitune_register_backends", BackendReference, self._backends),
-            ("aitune_register_strategies", StrategyReference, self._strategies),
-        ):
-            implementation = getattr(plugin, hook, None)
-            references = [] if implementation is None else list(implementation())
-            for reference in references:
-                if not isinstance(reference, kind):
-                    msg = f"{hook} must return {kind.__name__} objects, got {reference!r}"
-                    raise PluginLoadError(msg)
-            for reference in references:
-                table.setdefault(reference.name, []).append(
-                    _Source(reference, name, distribution, version)
-                )
+    @property
+    def failures(self) -> list[PluginLoadError]:
+        """Why a plugin is missing, one error per entry point."""
+        return self._found.failures
 
     def observers(self) -> pluggy.PluginManager:
         """Return a new manager with the plugins of this registry, for one tuning to extend."""
         manager = pluggy.PluginManager(PROJECT_NAME)
         manager.add_hookspecs(HookSpecs)
-        for name, plugin in self.manager.list_name_plugin():
+        for name, plugin in self._found.manager.list_name_plugin():
             manager.register(plugin, name=name)
         return manager
 
@@ -205,13 +167,25 @@ class PluginRegistry:
         """Return the registered backends, by name; imports none of them."""
         return tuple(self._info(sources) for _, sources in sorted(self._backends.items()))
 
+    def strategy_infos(self) -> tuple[StrategyInfo, ...]:
+        """Return the registered strategies, by name; imports none of them."""
+        return tuple(
+            StrategyInfo(
+                name=name,
+                summary=sources[0].reference.summary,
+                distribution=sources[0].distribution,
+                version=sources[0].version,
+                reason=_conflict(sources),
+            )
+            for name, sources in sorted(self._strategies.items())
+        )
+
     @staticmethod
-    def _info(sources: list[_Source]) -> BackendInfo:
+    def _info(sources: list[Source]) -> BackendInfo:
         source = sources[0]
         missing = [module for module in source.reference.requires if not _installed(module)]
         reason = f"{', '.join(missing)} not installed" if missing else ""
-        if len(sources) > 1:
-            reason = "registered by " + " and ".join(each.distribution for each in sources)
+        reason = _conflict(sources) or reason
         return BackendInfo(
             name=source.reference.name,
             summary=source.reference.summary,
@@ -310,7 +284,7 @@ class PluginRegistry:
 
     def _default_names(self) -> list[str]:
         """Return the names of plugins' backends in order, and then those of the core."""
-        return [*sorted(set(self._backends) - {_EAGER, _INDUCTOR}), _INDUCTOR]
+        return [*sorted(set(self._backends) - {EAGER, INDUCTOR}), INDUCTOR]
 
     def _fail_without_backends(self, what: str, reasons: str) -> NoReturn:
         hint = "python -m pip install aitune-backend-onnxruntime"
@@ -324,8 +298,7 @@ class PluginRegistry:
             UnknownStrategyError: No plugin registered the name.
             ConfigError: It cannot be made with these options.
         """
-        source = self._source(self._strategies, name, "strategy", UnknownStrategyError)
-        strategy_class = self._import(source, Strategy)  # type: ignore[type-abstract]
+        strategy_class = self.strategy_class(name)
         try:
             return strategy_class(**options)
         except TypeError as error:
@@ -335,35 +308,47 @@ class PluginRegistry:
             )
             raise ConfigError(msg, field="options", value=options) from error
 
+    def strategy_class(self, name: str) -> type[Strategy]:
+        """Import and return the class of a strategy.
+
+        Raises:
+            UnknownStrategyError: No plugin registered the name.
+            PluginConflictError: Two plugins registered it.
+            PluginLoadError: Its class cannot be imported.
+        """
+        source = self._source(self._strategies, name, "strategy", UnknownStrategyError)
+        return self._import(source, Strategy)  # type: ignore[type-abstract]
+
     def _source(
         self,
-        table: Mapping[str, list[_Source]],
+        table: Mapping[str, list[Source]],
         name: Any,  # noqa: ANN401 - what the user gave
         kind: str,
         error: type[UnknownBackendError | UnknownStrategyError],
-    ) -> _Source:
+    ) -> Source:
         sources = table.get(name) if isinstance(name, str) else None
         if not sources:
             known = sorted(table)
             msg = (
                 f"unknown {kind} {name!r}; known: {', '.join(known) or 'none'}"
-                + _suggestion(str(name), known)
+                + suggestion(str(name), known)
                 + self._failure_text()
             )
             raise error(
                 msg, plugin=name, known=known, failures=[str(each) for each in self.failures]
             )
         if len(sources) > 1:
-            origins = [f"{each.distribution} {each.version}" for each in sources]
-            msg = f"{kind} {name!r} is registered by {' and '.join(origins)}; uninstall one of them"
+            origins = [each.origin for each in sources]
+            msg = f"{kind} {name!r} is {_conflict(sources)}; uninstall one of them"
             raise PluginConflictError(msg, plugin=name, distributions=origins)
         return sources[0]
 
     def _failure_text(self) -> str:
-        return "".join(f"\n  not loaded: {failure}" for failure in self.failures)
+        reasons = (*self.failures, *self._found.blocked)
+        return "".join(f"\n  not loaded: {reason}" for reason in reasons)
 
     @staticmethod
-    def _import(source: _Source, base: type[_Class]) -> type[_Class]:
+    def _import(source: Source, base: type[_Class]) -> type[_Class]:
         """Import the class that a reference names."""
         target = source.reference.target
         module_name, _, class_name = target.partition(":")
@@ -396,9 +381,10 @@ class PluginRegistry:
         return (sources[0].distribution, sources[0].version) if sources else ("", "")
 
 
-def _suggestion(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _conflict(sources: Sequence[Source]) -> str:
+    """Return which distributions register one name; nothing where one alone does."""
+    origins = [each.origin for each in sources]
+    return f"registered by {' and '.join(origins)}" if len(origins) > 1 else ""
 
 
 def _options(options: object) -> dict[str, Any]:
@@ -415,25 +401,11 @@ def _installed(module: str) -> bool:
         return False
 
 
-def _origin(entry_point: metadata.EntryPoint) -> tuple[str, str]:
-    if entry_point.dist is None:
-        return ("an unknown distribution", "")
-    return (entry_point.dist.name, entry_point.dist.version)
-
-
-def distribution_version(distribution: str) -> str:
-    """Return the version of an installed distribution; empty where it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 @functools.lru_cache(maxsize=1)
 def default_registry() -> PluginRegistry:
     """Return the registry of the installed plugins, made once.
 
-    ``default_registry.cache_clear()`` makes the next call look again.
+    Its method ``refresh`` looks again.
     """
     return PluginRegistry()
 

@@ -9,6 +9,7 @@ from typing import Final
 from aitune_core._report import CandidateReport, GraphReport, ModuleReport, TuneRecord
 from aitune_core._report_words import (
     candidate_names,
+    differing_options,
     error_in_words,
     ms_in_words,
     place_in_words,
@@ -25,10 +26,11 @@ _WIDTH: Final = 100
 #: How much of a line of an error is shown, in characters; the whole is in the report's JSON.
 _LINE_LENGTH: Final = 300
 _HEADINGS: Final = (
-    *("candidate", "status", "p50 ms", "p90 ms", "p99 ms", "samples/s", "x eager", "error"),
+    *("candidate", "status", "p50 ms", "p90 ms", "p99 ms", "rows/s", "x eager", "error"),
     *("allowed", "build"),
 )
-_NAME_WIDTH: Final = 26
+_INDENT: Final = 4
+_GAP: Final = "  "
 
 
 def report_summary(report: TuneRecord) -> str:
@@ -63,6 +65,9 @@ def _graph_lines(graph: GraphReport) -> Iterator[str]:
     if graph.reason:
         yield from _wrapped(f"-> {graph.winner or 'eager'}: {_first_line(graph.reason)}", 4)
     for name, candidate in zip(names, graph.candidates, strict=True):
+        options = differing_options(graph, candidate)
+        if options and options not in name:
+            yield from _wrapped(f"{name}: with {options}", 4)
         yield from _sentences(name, candidate)
 
 
@@ -73,16 +78,24 @@ def _table(graph: GraphReport, names: Sequence[str]) -> Iterator[str]:
         rows.append(("eager", status, *_latencies(graph.eager), "", "", "", ""))
     rows.extend(_row(*each) for each in zip(names, graph.candidates, strict=True))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # Names give way: numbers are of no use without all their digits.
+    widths[0] = min(widths[0], _WIDTH - _INDENT - sum(len(_GAP) + width for width in widths[1:]))
     for row in rows:
-        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        left = [
+            _cut(cell, width).ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)
+        ]
         right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        yield f"    {'  '.join((*left, *right))}".rstrip()
+        yield f"{' ' * _INDENT}{_GAP.join((*left, *right))}".rstrip()
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def _row(name: str, candidate: CandidateReport) -> tuple[str, ...]:
     check, ratio = candidate.check, candidate.ratio
     return (
-        name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 3]}...",
+        name,
         candidate.status,
         *_latencies(candidate.measurement),
         "" if ratio is None else f"{ratio.value:.2f}",
@@ -119,8 +132,7 @@ def _sentences(name: str, candidate: CandidateReport) -> Iterator[str]:
 
 
 def _first_line(text: str) -> str:
-    line = text.strip().partition("\n")[0]
-    return line if len(line) <= _LINE_LENGTH else f"{line[:_LINE_LENGTH]}..."
+    return _cut(text.strip().partition("\n")[0], _LINE_LENGTH)
 
 
 def _wrapped(text: str, indent: int) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from typing import Final
 
 from aitune_core._report import CandidateReport, GraphReport, TuneRecord
 
 __all__ = [
     "bytes_in_words",
     "candidate_names",
+    "differing_options",
     "error_in_words",
     "ms_in_words",
     "place_in_words",
@@ -20,6 +21,9 @@ __all__ = [
     "where_in_words",
 ]
 
+#: In characters.
+_NAME_LENGTH: Final = 28
+
 
 def readable(text: str) -> str:
     """Return a text without what terminals take for commands."""
@@ -27,25 +31,32 @@ def readable(text: str) -> str:
 
 
 def candidate_names(graph: GraphReport) -> list[str]:
-    """Return a name for each candidate, with the options by which those of one backend differ."""
-    names = [_name(candidate, graph.candidates) for candidate in graph.candidates]
-    totals, seen = Counter(names), Counter[str]()
+    """Return a name for each candidate, with the options by which those of one backend differ.
+
+    Where such a name is long or does not tell them apart, they have numbers instead.
+    """
+    names = [readable(candidate.backend) for candidate in graph.candidates]
+    places: dict[str, list[int]] = {}
     for place, name in enumerate(names):
-        seen[name] += 1
-        if totals[name] > 1:
-            names[place] = f"{name} #{seen[name]}"
+        places.setdefault(name, []).append(place)
+    for name, same in places.items():
+        options = [differing_options(graph, graph.candidates[place]) for place in same]
+        full = [f"{name} ({words})" if words else name for words in options]
+        if len(same) > 1 and (len(set(full)) < len(same) or max(map(len, full)) > _NAME_LENGTH):
+            full = [f"{name} #{number}" for number in range(1, len(same) + 1)]
+        for place, text in zip(same, full, strict=True):
+            names[place] = text
     return names
 
 
-def _name(candidate: CandidateReport, others: tuple[CandidateReport, ...]) -> str:
-    same = [other.options for other in others if other.backend == candidate.backend]
-    differing = [
-        f"{option}={_short(value)}"
+def differing_options(graph: GraphReport, candidate: CandidateReport) -> str:
+    """Return the options of a candidate that others of its backend have otherwise."""
+    same = [other.options for other in graph.candidates if other.backend == candidate.backend]
+    return ", ".join(
+        readable(f"{option}={_short(value)}")
         for option, value in candidate.options.items()
-        if any(other.get(option) != value for other in same)
-    ]
-    name = f"{candidate.backend} ({', '.join(differing)})" if differing else candidate.backend
-    return readable(name)
+        if value is not None and any(other.get(option) != value for other in same)
+    )
 
 
 def _short(value: object) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Self
 
 import attrs
 
 from aitune_core._report import TuneRecord
+from aitune_core._report_file import write_page
 from aitune_core._report_json import report_from_json, report_to_json
 from aitune_core._report_text import report_summary
 
@@ -37,6 +40,21 @@ class TuneReport(TuneRecord):
             ReportError: The text is no report, or one of another version of the format.
         """
         return report_from_json(text, cls)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report as one HTML file that needs nothing besides itself.
+
+        Args:
+            path: The file; one that is there is replaced, whole or not at all.
+
+        Returns:
+            The path.
+
+        Raises:
+            MissingExtraError: The extra ``report`` is not installed.
+            ReportError: The file cannot be written.
+        """
+        return write_page(self, path)
 
     def summary(self) -> str:
         """Return the report as text for a terminal, in lines of at most 100 characters."""

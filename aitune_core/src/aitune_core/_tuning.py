@@ -34,6 +34,7 @@ from aitune_core._tune_report import TuneReport
 from aitune_core.backend import Backend, Engine
 from aitune_core.errors import (
     AituneError,
+    BackendUnavailableError,
     CandidateRejectedError,
     ConfigError,
     RecordingError,
@@ -65,7 +66,7 @@ class _Plan:
     #: The module's name, with a number where several have the same.
     name: str
     strategy: Strategy
-    choose: Callable[[GraphSpec], _Choice]
+    choose: Callable[[GraphSpec, torch.device], _Choice]
     recorded: list[RecordedGraph]
     notes: list[str]
     tolerance: Tolerance | None = None
@@ -227,9 +228,27 @@ def _choice(strategy: Strategy | str, registry: PluginRegistry) -> _Choice:
     return _Choice(strategy, registry.resolve(strategy.backends))
 
 
-def _choice_for(graph: GraphSpec, chosen: _Choice, registry: PluginRegistry) -> _Choice:
+def _choice_for(
+    graph: GraphSpec,
+    device: torch.device,
+    chosen: _Choice,
+    registry: PluginRegistry,
+    notes: list[str],
+) -> _Choice:
+    """Return how a graph is decided; notes which backends cannot run, where none are named."""
     strategy = chosen.strategy.for_graph(graph)
-    return chosen if strategy is chosen.strategy else _choice(strategy, registry)
+    choice = chosen if strategy is chosen.strategy else _choice(strategy, registry)
+    if choice.strategy.backends is not None:
+        return choice
+    try:
+        backends, left_out = registry.default_backends(device)
+    except BackendUnavailableError:
+        return choice  # each fails with its reason
+    for name, error in left_out.items():
+        note = f"backend {name!r} is left out: {error}"
+        if note not in notes:
+            notes.append(note)
+    return _Choice(choice.strategy, backends)
 
 
 def _plan(
@@ -242,8 +261,9 @@ def _plan(
     for state, recording in recorder.recordings.items():
         chosen = _resolve(state, strategy, registry)
         name = _numbered(state.name, [plan.state.name for plan in plans])
-        choose = functools.partial(_choice_for, chosen=chosen, registry=registry)
-        plan = _Plan(state, name, chosen.strategy, choose, [], recorder.notes[state])
+        notes = recorder.notes[state]
+        choose = functools.partial(_choice_for, chosen=chosen, registry=registry, notes=notes)
+        plan = _Plan(state, name, chosen.strategy, choose, [], notes)
         if name != state.name:
             plan.notes.append(
                 f"has the name {state.name!r} of another module; called {name!r} here"
@@ -358,7 +378,7 @@ def _decide_graph(
     on_failure: str,
 ) -> None:
     name, graph = plan.name, recorded.spec
-    choice = plan.choose(graph)
+    choice = plan.choose(graph, device)
     limits = choice.strategy.limits
     trial = GraphTrial(
         name,

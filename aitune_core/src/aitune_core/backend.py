@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from aitune_core._distributions import package_facts
 from aitune_core.conditions import SizeCondition
 from aitune_core.config import BackendConfig
-from aitune_core.errors import CheckpointError, ConfigError, EngineClosedError
+from aitune_core.errors import (
+    BackendUnavailableError,
+    CheckpointError,
+    ConfigError,
+    EngineClosedError,
+)
 from aitune_core.specs import GraphSpec
 
 __all__ = [
@@ -25,6 +30,7 @@ __all__ = [
     "Attempt",
     "Backend",
     "BuildRequest",
+    "Diagnosis",
     "Engine",
     "EngineTable",
 ]
@@ -46,6 +52,23 @@ class Attempt:
     step: str
     succeeded: bool
     detail: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Diagnosis:
+    """What came of trying a part of a backend, such as an execution provider.
+
+    Attributes:
+        part: What was tried, in short: ``"cuda"``, ``"tensorrt"``, ``"packages"``.
+        available: Whether it works here.
+        reason: Why it does not; what to know about it where it does.
+        repair: A command or step that repairs it; empty where none is known or needed.
+    """
+
+    part: str
+    available: bool
+    reason: str = ""
+    repair: str = ""
 
 
 @attrs.frozen
@@ -290,6 +313,25 @@ class Backend(ABC):
         Raises:
             BackendUnavailableError: Something is missing; the error says how to get it.
         """
+
+    def diagnose(self) -> Sequence[Diagnosis]:
+        """Try what this backend can run on here, and return what came of it.
+
+        ``aitune doctor`` calls this in a child process: what crashes or hangs is reported, so try
+        for real, by loading libraries and running something small. By default: `check_available`
+        for the CPU and for CUDA.
+        """
+        return tuple(self._diagnosis(device) for device in ("cpu", "cuda"))
+
+    def _diagnosis(self, device: str) -> Diagnosis:
+        try:
+            if device == "cuda" and not torch.cuda.is_available():
+                return Diagnosis(part=device, available=False, reason="PyTorch sees no CUDA device")
+            self.check_available(torch.device(device))
+        except BackendUnavailableError as error:
+            repair = error.install_hint or ""
+            return Diagnosis(part=device, available=False, reason=str(error), repair=repair)
+        return Diagnosis(part=device, available=True)
 
     @abstractmethod
     def build(self, request: BuildRequest) -> Engine:
