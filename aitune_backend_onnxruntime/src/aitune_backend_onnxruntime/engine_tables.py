@@ -136,12 +136,12 @@ def _part(
         if known is not None:
             return known
         made = [makers[name] for name in names if name in makers]
-        names = [name for node in made for name in (node.name, *node.input)]
+        names = list(dict.fromkeys(name for node in made for name in (node.name, *node.input)))
     names = [*copy.output]
     for _ in range(_FURTHEST):
         known = next((parts[name] for name in names if name in parts), None)
         if known is not None:
             return known
         used = [node for name in names for node in users.get(name, ())]
-        names = [name for node in used for name in (node.name, *node.output)]
+        names = list(dict.fromkeys(name for node in used for name in (node.name, *node.output)))
     return None
