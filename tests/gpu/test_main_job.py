@@ -155,10 +155,11 @@ def test_convolutions_agree_with_eager() -> None:
     model, report = _tuned(module, [torch.randn(b, 3, 32, 32) for b in (1, 4)])
     # The provider has no kernel for pooling of the newest opset; an older one is used.
     attempts = report.modules[0].graphs[0].candidates[0].attempts
-    assert [(attempt.succeeded, "opset 20" in attempt.step) for attempt in attempts] == [
-        (False, False),
-        (True, True),
-    ]
+    assert [
+        (attempt.succeeded, "opset 20" in attempt.step)
+        for attempt in attempts
+        if attempt.step.startswith("export")
+    ] == [(False, False), (True, True)]
     x = torch.randn(3, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     with torch.no_grad():
         assert torch.allclose(model(x), module(x), atol=1e-3)

@@ -139,6 +139,44 @@ def test_attention_runs_on_the_gpu(make: Callable[..., Any]) -> None:
     )
 
 
+def test_session_is_tried_in_another_process_and_its_copies_are_told(
+    make: Callable[..., Any],
+) -> None:
+    made = batched(make, mlp(), torch.randn(8, 64))
+    engine = made.build(isolate=True)
+    tried = [attempt for attempt in made.attempts if attempt.step == "session in a child process"]
+    assert tried
+    assert all(attempt.succeeded for attempt in tried), tried
+    nodes, copies, graphs = engine.tables()
+    assert nodes.rows[0][:2] == ("CUDAExecutionProvider", "all")
+    assert copies.rows == (("none", "", 0),)
+    assert graphs.rows == (("captured", "batch=8"),)
+    print([attempt.detail for attempt in tried])
+
+
+def test_copies_are_told_with_the_part_that_they_come_from(make: Callable[..., Any]) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = WithScalar()
+
+        def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+            return torch.relu(self.part(x, scale))
+
+    # The number is on the CPU; the runtime copies it itself, or its binding does.
+    engine = make(Scaled(), torch.randn(8, 64), torch.tensor(2.0)).build(isolate=True)
+    _, copies, _ = engine.tables()
+    assert set(copies.rows) <= {("none", "", 0), ("to the GPU", "part", 1)}
+    print(copies.rows)
+
+
+def test_copies_are_unknown_without_a_child_process(make: Callable[..., Any]) -> None:
+    engine = batched(make, mlp(), torch.randn(8, 64)).build(isolate=False, cuda_graphs=False)
+    _, copies, graphs = engine.tables()
+    assert copies.rows[0][0] == "unknown"
+    assert graphs.rows == (("none", "cuda_graphs=False"),)
+
+
 def test_placement_is_reported(make: Callable[..., Any]) -> None:
     engine = batched(make, mlp(), torch.randn(8, 64)).build()
     assert engine.placement["CUDAExecutionProvider"] >= 3

@@ -178,7 +178,10 @@ def tune_module(
     for part in eager.modules():
         if isinstance(part, nn.RNNBase):
             part.flatten_parameters()  # a copy's weights are not in one piece, of which cuDNN warns
-    backend = ("onnxruntime", {"execution_provider": DEVICE.type, **(options or {})})
+    backend = (
+        "onnxruntime",
+        {"execution_provider": DEVICE.type, "isolate": False, **(options or {})},
+    )
     model: Any = ait.Module(
         module,
         on_miss=on_miss,  # type: ignore[arg-type]

@@ -82,6 +82,21 @@ def test_parts_in_float32_need_a_precision() -> None:
         ONNXRuntimeBackendConfig(float32_parts=("head",))
 
 
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), True, "60", None])
+def test_time_for_a_child_process_is_a_positive_number(value: object) -> None:
+    with pytest.raises(ConfigError, match="positive number of seconds") as caught:
+        ONNXRuntimeBackendConfig(isolate_seconds=value)  # type: ignore[arg-type]
+    assert caught.value.field == "isolate_seconds"
+    assert ONNXRuntimeBackendConfig(isolate_seconds=30).isolate_seconds == 30
+
+
+def test_isolation_is_on_or_off() -> None:
+    assert ONNXRuntimeBackendConfig().isolate is True
+    with pytest.raises(ConfigError, match="True or False") as caught:
+        ONNXRuntimeBackendConfig(isolate="no")  # type: ignore[arg-type]
+    assert caught.value.field == "isolate"
+
+
 def test_precision_survives_json() -> None:
     config = ONNXRuntimeBackendConfig(precision="BF16", float32_parts=["head"])
     options = json.loads(json.dumps(config.to_options()))

@@ -80,6 +80,7 @@ def test_stored_data_is_json_and_tells_how_it_was_built(made: Any) -> None:
         "rewritten": None,
         "channels_last": False,
         "graph_sizes": [],
+        "copies": None,
     }
 
 

@@ -98,10 +98,14 @@ def _outcome_of(family: Family, report: ait.TuneReport) -> Outcome:
     if not graph.candidates:
         return Outcome(family=family, reason=graph.reason)
     (candidate,) = graph.candidates
-    done = [attempt.step for attempt in candidate.attempts if attempt.succeeded]
+    done = [
+        attempt.step.removeprefix("export with ")
+        for attempt in candidate.attempts
+        if attempt.succeeded and attempt.step.startswith("export with ")
+    ]
     return Outcome(
         family=family,
-        exporter=done[0].removeprefix("export with ") if done else "",
+        exporter=done[0] if done else "",
         worst=None if candidate.check is None else candidate.check.worst_difference,
         build_seconds=candidate.seconds.build,
         conditions=graph.conditions,

@@ -286,7 +286,14 @@ class ONNXRuntimeBackend(Backend):
         stored = read_stored(artifacts, graph)
         provider = self._provider_on(device, stored.provider)
         check_provider(provider)
-        engine = open_engine(graph, device, model=stored.model, provider=provider, cache_dir=None)
+        engine = open_engine(
+            graph,
+            device,
+            model=stored.model,
+            provider=provider,
+            cache_dir=None,
+            copies=stored.copies if provider is stored.provider else None,
+        )
         if engine.can_have_graphs:
             try:
                 capture_stored(engine, stored.graph_sizes)

@@ -10,8 +10,10 @@ import torch
 from aitune_backend_onnxruntime.binding import CpuRunner, Runner
 from aitune_backend_onnxruntime.config import ONNXExecutionProvider, Precision
 from aitune_backend_onnxruntime.cuda_binding import CudaRunner
+from aitune_backend_onnxruntime.engine_tables import Copies, copies_in, copies_table, nodes_table
 from aitune_backend_onnxruntime.errors import BACKEND_NAME
 from aitune_backend_onnxruntime.graph_binding import GraphRunner
+from aitune_backend_onnxruntime.graphs import GraphRefusedError
 from aitune_backend_onnxruntime.providers import (
     cuda_options,
     matmul_tf32_allowed,
@@ -19,7 +21,7 @@ from aitune_backend_onnxruntime.providers import (
     tensorrt_options,
 )
 from aitune_backend_onnxruntime.session import check_placement, open_session, session_setup
-from aitune_core.backend import Engine
+from aitune_core.backend import Engine, EngineTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,6 +83,8 @@ class ONNXRuntimeEngine(Engine):
         provider: What executes it.
         runner: The session, ready to run.
         placement: Number of nodes per ONNX Runtime provider name.
+        nodes: The same in detail, for the report.
+        copies: Copies between devices; None where they are not known.
     """
 
     def __init__(  # noqa: PLR0913 - all but two by keyword
@@ -92,6 +96,8 @@ class ONNXRuntimeEngine(Engine):
         provider: ONNXExecutionProvider,
         runner: Runner,
         placement: Mapping[str, int],
+        nodes: EngineTable,
+        copies: Sequence[Copies] | None,
     ) -> None:
         super().__init__(graph, device, BACKEND_NAME)
         precision = model.options["precision"]
@@ -100,8 +106,11 @@ class ONNXRuntimeEngine(Engine):
         self.model = model
         self.provider = provider
         self.placement = dict(placement)
+        self.copies = copies
+        self._nodes = nodes
         self._runner: Runner | None = runner
         self._graph_sizes: list[dict[str, int]] = []
+        self._refusals: list[str] = []
 
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Run on inputs that are known to fit the graph.
@@ -136,9 +145,10 @@ class ONNXRuntimeEngine(Engine):
         if isinstance(self._runner, GraphRunner):
             self._runner.replays = True
 
-    def turn_graphs_off(self) -> None:
-        """Give all CUDA graphs up, for good."""
+    def turn_graphs_off(self, reason: str) -> None:
+        """Give all CUDA graphs up, for good, and say why."""
         self._graph_sizes.clear()
+        self._refusals = [reason]
         if isinstance(self._runner, GraphRunner):
             self._runner.drop_graphs()
 
@@ -154,8 +164,33 @@ class ONNXRuntimeEngine(Engine):
         if runner is None:
             self.fail_closed("capture a CUDA graph")
         if isinstance(runner, GraphRunner):
-            runner.capture(inputs)
+            try:
+                runner.capture(inputs)
+            except GraphRefusedError as error:
+                self._refusals.append(str(error))
+                raise
             self._graph_sizes.append(self.graph.dim_sizes(inputs))
+
+    def tables(self) -> Sequence[EngineTable]:
+        """Return where nodes run, and on CUDA what is copied and which runs are replayed."""
+        if self.device.type == "cpu":
+            return (self._nodes,)
+        return (self._nodes, copies_table(self.copies), self._graphs_table())
+
+    def _graphs_table(self) -> EngineTable:
+        rows: list[tuple[str, str]] = []
+        if self.provider is not ONNXExecutionProvider.CUDA:
+            rows.append(("none", f"the provider {self.provider.ort_name} runs without"))
+        elif self.model.options["cuda_graphs"] is False:
+            rows.append(("none", "cuda_graphs=False"))
+        rows.extend(
+            ("captured", ", ".join(f"{name}={size}" for name, size in sizes.items()) or "all calls")
+            for sizes in self._graph_sizes
+        )
+        rows.extend(("refused", reason) for reason in dict.fromkeys(self._refusals))
+        if not rows:
+            rows.append(("none", "no recorded call can have one"))
+        return EngineTable("CUDA graphs", ("state", "sizes or reason"), tuple(rows))
 
     def save(self, artifacts: ArtifactWriter) -> None:
         """Store the model's files and how it was built.
@@ -181,6 +216,7 @@ class ONNXRuntimeEngine(Engine):
             provider=self.provider.value,
             options=dict(self.model.options),
             graph_sizes=self.graph_sizes,
+            copies=None if self.copies is None else [[*attrs.astuple(one)] for one in self.copies],
         )
 
     def release(self) -> None:
@@ -196,6 +232,7 @@ def open_engine(  # noqa: PLR0913 - all but two by keyword
     provider: ONNXExecutionProvider,
     cache_dir: Path | None,
     trial: SessionTrial | None = None,
+    copies: Sequence[Copies] | None = None,
 ) -> ONNXRuntimeEngine:
     """Make a session for an exported model, check it, and wrap it.
 
@@ -206,6 +243,7 @@ def open_engine(  # noqa: PLR0913 - all but two by keyword
         provider: What executes it.
         cache_dir: Existing folder for TensorRT's engines; None caches nothing.
         trial: Creates and runs the session in another process first; None does without.
+        copies: What an earlier session of the model was found to copy between devices.
 
     Raises:
         SessionTrialError: The session did not survive that.
@@ -213,11 +251,12 @@ def open_engine(  # noqa: PLR0913 - all but two by keyword
         ProviderUnavailableError: ONNX Runtime left out the provider.
     """
     if provider.device_type == "cpu":
+        facts = model.facts
         setup = session_setup(model.path, provider_list(provider, {}, {}))
         if trial is not None:
-            trial.run(setup, model.facts)
-        session = open_session(setup, model.facts)
-        placement = check_placement(session, provider, model.facts)
+            trial.run(setup, facts)
+        session = open_session(setup, facts)
+        placement = check_placement(session, provider, facts)
         runner: Runner = CpuRunner(session, graph)
     else:
         path, facts = model.path, model.facts
@@ -242,7 +281,8 @@ def open_engine(  # noqa: PLR0913 - all but two by keyword
         )
         setup = session_setup(path, provider_list(provider, cuda, tensorrt))
         if trial is not None:
-            trial.run(setup, facts)
+            optimized = trial.run(setup, facts)
+            copies = None if optimized is None else copies_in(optimized, facts)
         session = open_session(setup, facts)
         placement = check_placement(session, provider, facts)
         # What TensorRT queues may hold more than can be replayed, and cannot be tried here.
@@ -254,5 +294,12 @@ def open_engine(  # noqa: PLR0913 - all but two by keyword
                 session, graph, device=device, stream=stream, always=wanted is True
             )
     return ONNXRuntimeEngine(
-        graph, device, model=model, provider=provider, runner=runner, placement=placement
+        graph,
+        device,
+        model=model,
+        provider=provider,
+        runner=runner,
+        placement=placement,
+        nodes=nodes_table(session, facts),
+        copies=copies,
     )

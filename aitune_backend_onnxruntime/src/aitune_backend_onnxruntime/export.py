@@ -25,6 +25,7 @@ from aitune_backend_onnxruntime.indexing import untraceable_indexing
 from aitune_backend_onnxruntime.kernels import right_kernels
 from aitune_backend_onnxruntime.model_file import read_model
 from aitune_backend_onnxruntime.operators import ExactOperators
+from aitune_backend_onnxruntime.parts import keep_part
 from aitune_backend_onnxruntime.patching import bytecode_followed_unless, confined_to_this_thread
 from aitune_backend_onnxruntime.quiet import quiet_export
 from aitune_backend_onnxruntime.reads import hidden_reads, reads
@@ -352,7 +353,10 @@ def _finish(path: Path) -> None:
 
 
 def _tidy(model: onnx.ModelProto) -> None:
-    """Drop what exporters note about the user's source: file paths, lines of code, class names."""
+    """Drop what exporters note about the user's source: file paths, lines of code, class names.
+
+    Names of parts stay, as they do in names of weights.
+    """
     del model.metadata_props[:]
     graphs = [model.graph]
     while graphs:
@@ -360,7 +364,10 @@ def _tidy(model: onnx.ModelProto) -> None:
         del graph.metadata_props[:]
         graph.doc_string = ""
         for entry in (*graph.node, *graph.input, *graph.output, *graph.value_info):
-            del entry.metadata_props[:]
+            if isinstance(entry, onnx.NodeProto):
+                keep_part(entry)
+            else:
+                del entry.metadata_props[:]
             entry.doc_string = ""
         for tensor in graph.initializer:
             del tensor.metadata_props[:]

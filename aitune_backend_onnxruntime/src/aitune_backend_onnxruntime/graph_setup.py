@@ -48,7 +48,7 @@ def capture_recorded(engine: ONNXRuntimeEngine, request: BuildRequest) -> Attemp
         if engine.model.options["cuda_graphs"] is True:
             msg = f"cuda_graphs=True, but {error}"
             raise BuildError(msg, backend_name=BACKEND_NAME, step=_STEP) from error
-        engine.turn_graphs_off()
+        engine.turn_graphs_off(str(error))
         return Attempt(_STEP, succeeded=False, detail=f"runs without: {error}")
     count = len(engine.graph_sizes)
     detail = f"captured for {count} {'size' if count == 1 else 'sizes'}"
@@ -69,7 +69,7 @@ def capture_stored(engine: ONNXRuntimeEngine, sizes: Sequence[dict[str, int]]) -
         if engine.model.options["cuda_graphs"] is True:
             msg = f"the engine was stored with cuda_graphs=True, but here {error}"
             raise CheckpointError(msg) from error
-        engine.turn_graphs_off()
+        engine.turn_graphs_off(str(error))
 
 
 def _captured(

@@ -11,6 +11,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx.external_data_helper import uses_external_data
 
+from aitune_backend_onnxruntime.parts import parts_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -57,6 +59,7 @@ class ModelFacts:
         half_convolutions: Whether convolutions work on float16, for which channels last is faster.
         float32_products: Whether products or convolutions may work on float32.
         results: First output of each named node of the main graph, by node name.
+        parts: Parts of the module, by the names of nodes and values that come from them.
     """
 
     inputs: tuple[Value, ...]
@@ -67,6 +70,7 @@ class ModelFacts:
     half_convolutions: bool
     float32_products: bool
     results: Mapping[str, Value]
+    parts: Mapping[str, str]
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -109,6 +113,7 @@ def facts_of(model: onnx.ModelProto) -> ModelFacts:
             for node in model.graph.node
             if node.output and node.output[0] in values
         },
+        parts=parts_of(nodes),
     )
 
 

@@ -8,6 +8,7 @@ import attrs
 
 from aitune_backend_onnxruntime.config import ONNXExecutionProvider, ONNXRuntimeBackendConfig
 from aitune_backend_onnxruntime.engine import ExportedModel, RewrittenModel
+from aitune_backend_onnxruntime.engine_tables import Copies
 from aitune_backend_onnxruntime.errors import OnnxExportError
 from aitune_backend_onnxruntime.graph_setup import checked_sizes
 from aitune_backend_onnxruntime.model_file import ModelFileError, trusted_path
@@ -33,6 +34,7 @@ _ENTRIES: Final = frozenset(
         "provider",
         "options",
         "graph_sizes",
+        "copies",
     }
 )
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
@@ -51,11 +53,13 @@ class StoredEngine:
         model: Its model.
         provider: What executed it.
         graph_sizes: Sizes of the dims for which it had CUDA graphs.
+        copies: What it copied between devices; None where that is not known.
     """
 
     model: ExportedModel
     provider: ONNXExecutionProvider
     graph_sizes: list[dict[str, int]]
+    copies: tuple[Copies, ...] | None
 
 
 def read_stored(artifacts: ArtifactReader, graph: GraphSpec) -> StoredEngine:
@@ -86,7 +90,20 @@ def read_stored(artifacts: ArtifactReader, graph: GraphSpec) -> StoredEngine:
         path = artifacts.path(data["rewritten"])
         rewritten = RewrittenModel(path, _trusted(path, artifacts, graph))
         model = attrs.evolve(model, rewritten=rewritten, uses_rewritten=True)
-    return StoredEngine(model, provider, checked_sizes(data["graph_sizes"], graph))
+    return StoredEngine(model, provider, checked_sizes(data["graph_sizes"], graph), _copies(data))
+
+
+def _copies(data: dict[str, Any]) -> tuple[Copies, ...] | None:
+    stored = data["copies"]
+    if stored is None:
+        return None
+    kinds = (str, str, int)
+    for entry in stored if isinstance(stored, list) else [stored]:
+        if not isinstance(entry, list) or tuple(map(type, entry)) != kinds:
+            expected = "a list of direction, part and count"
+            msg = f"stored copies between devices are {entry!r}, expected {expected}"
+            raise CheckpointFormatError(msg, expected=expected, got=entry)
+    return tuple(Copies(*entry) for entry in stored)
 
 
 def _settings(data: dict[str, Any]) -> tuple[dict[str, Any], ONNXExecutionProvider]:
